@@ -42,6 +42,7 @@ from tir_dagster.orchestration.resources import (
     SnowflakeParam,
     SparkParam,
     TableauResource,
+    clean_staging,
     snowflake_access,
     spark_session,
 )
@@ -130,6 +131,7 @@ def build_detect_job(assets: ExtractAssets) -> dg.JobDefinition:
         extract = context_for(
             spec, snowflake=snowflake, tableau=tableau, pyspark=pyspark, state=state, log=context.log.info
         )
+        clean_staging(pyspark, log=context.log.warning)
         # Events are yielded inside the lease: outside of it, another run might already have settled the change set.
         from tir_dagster.refresh import stages
 

@@ -212,6 +212,20 @@ def spark_session(resource: SparkParam, home: Path, *, log: Callable[[str], None
     return _own_session(choice.settings, home)
 
 
+def clean_staging(resource: SparkParam, *, log: Callable[[str], None]) -> None:
+    """Remove rows that crashed runs left in the staging place, also where this run will read too little to use it."""
+    from tir_dagster.spark.choice import chosen_staging
+
+    try:
+        place = chosen_staging(os.environ, resource.spark_config)
+    except TirError as error:
+        # An error only for a run that has to stage something.
+        log(f"the staging place was not cleaned: {error}")
+        return
+    if place is not None:
+        place.remove_leftovers()
+
+
 def _own_session(configured: Mapping[str, str], home: Path) -> Any:
     """Start dagster-pyspark's session in this process."""
     from dagster_pyspark import LazyPySparkResource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.spark.places import LIFETIME, STAGING, STAGING_VARIABLE, staging_place
+from tir_dagster.spark.places import LIFETIME, STAGING, STAGING_VARIABLE, StagingPlace, staging_place
 from tir_dagster.spark.remote import REMOTE_VARIABLE, Remote
 from tir_dagster.spark.server import remote_spark
 
@@ -47,9 +47,7 @@ def choose_spark(
 
     The first one counts. Where rows are staged is TIR_STAGING, or what is configured, whichever Spark it is.
     """
-    settings = {name: str(value) for name, value in configured.items()}
-    if address := env.get(STAGING_VARIABLE):
-        settings[STAGING] = address
+    settings = _with_staging(env, configured)
     # Raises now, before a statement runs, if the address cannot be one.
     staging_place(settings, env)
     named, master = settings.pop(_REMOTE, None), env.get(MASTER_VARIABLE)
@@ -63,3 +61,15 @@ def choose_spark(
         return SparkChoice(Remote.parse(named, env, BLOCK), settings)
     is_bare = not set(settings) - {STAGING, LIFETIME}
     return SparkChoice(remote_spark(env, home, log) if shared and is_bare else None, settings)
+
+
+def chosen_staging(env: Mapping[str, str], configured: Mapping[str, Any]) -> StagingPlace | None:
+    """Return where rows would be staged, whichever Spark stages them."""
+    return staging_place(_with_staging(env, configured), env)
+
+
+def _with_staging(env: Mapping[str, str], configured: Mapping[str, Any]) -> dict[str, str]:
+    settings = {name: str(value) for name, value in configured.items()}
+    if address := env.get(STAGING_VARIABLE):
+        settings[STAGING] = address
+    return settings

@@ -140,7 +140,7 @@ class StagingPlace:
             yield name
         finally:
             self._remove(name)
-            self._remove_leftovers()
+            self.remove_leftovers()
 
     def fetch(self, folder: str, parts: Sequence[StagedPart], target: Path) -> list[Path]:
         """Fetch the parts into a local folder, several at once; each is checked and, after a cut, continued."""
@@ -187,13 +187,13 @@ class StagingPlace:
             reason = " ".join(str(error).split())[:200]
             _LOG.warning("%s/%s could not be removed, and may hold rows: %s", self.address, name, reason)
 
-    def _remove_leftovers(self) -> None:
-        """Remove what crashed runs left longer ago than the lifetime."""
-        filesystem, path = self._opened
+    def remove_leftovers(self) -> None:
+        """Remove what crashed runs left longer ago than the lifetime. A place that cannot be searched is a warning."""
         oldest = datetime.now(UTC) - timedelta(seconds=self.lifetime)
         try:
+            filesystem, path = self._opened
             names = [info.base_name for info in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))]
-        except OSError as error:
+        except (OSError, SourceError) as error:
             _LOG.warning("%s could not be searched for old parts: %s", self.address, " ".join(str(error).split())[:200])
             return
         for name in names:

@@ -29,7 +29,7 @@ class SparkSpec(Declaration):
     """Where executors on other machines write rows, for this one to fetch: s3://bucket/prefix, another object store, or a folder that all
     of them reach."""
     staging_lifetime: Duration = _DAY
-    """What a crash leaves in `staging` is removed by the first run after this time. A run takes less time than this."""
+    """What a crash leaves in `staging` is removed by the first refresh after this time. A run takes less time than this."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if self.master is not None and self.remote is not None:

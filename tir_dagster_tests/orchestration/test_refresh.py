@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 import pytest
@@ -53,6 +54,18 @@ def test_the_first_refresh_loads_everything_and_the_second_only_looks_and_warns_
     (warning,) = second.warnings
     assert "Could not put back the tags (dear)" in warning
     assert warning.endswith("must be set again by hand.")
+
+
+def test_a_refresh_too_small_for_spark_removes_what_a_crash_left_in_the_staging_place(place, tmp_path, monkeypatch):
+    left = tmp_path / f"tir-{datetime.now(UTC) - timedelta(days=2):%Y%m%dT%H%M%S}Z-0123456789ab" / "part-1.parquet"
+    left.parent.mkdir()
+    left.write_bytes(b"rows")
+    monkeypatch.setenv("TIR_STAGING", str(tmp_path))
+
+    outcome = place.refresh()
+
+    assert "spark" not in outcome.stages
+    assert list(tmp_path.iterdir()) == []
 
 
 def confirmations() -> int:

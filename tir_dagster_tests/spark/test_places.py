@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -153,6 +157,31 @@ def test_parts_are_removed_also_after_a_failure_and_what_a_crash_left_after_its_
         pass
     assert {Path(path).parent.name for path in contents(place)} == {"somebody-elses"}
     s3.delete_object(Bucket="landing", Key=contents(place)[0].partition("/")[2])
+
+
+# A run whose staging is cut off by the kernel: no line of it cleans up.
+KILLED = """
+import os, signal, sys
+from tir_dagster.spark.places import StagingPlace
+from tir_dagster_tests.spark.test_places import written
+place = StagingPlace.of(sys.argv[1], os.environ)
+with place.folder() as folder:
+    written(place, folder)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["s3", "folder"])
+def test_rows_of_a_killed_run_stay_for_their_lifetime_and_go_when_anybody_cleans_after_it(kind, s3, tmp_path):
+    address = {"s3": "s3://landing/killed", "folder": str(tmp_path / "shared")}[kind]
+    killed = subprocess.run([sys.executable, "-c", KILLED, address], check=False, timeout=300)
+    place = StagingPlace.of(address, os.environ)
+
+    assert killed.returncode == -signal.SIGKILL
+    place.remove_leftovers()
+    assert len(contents(place)) == 1, "a run at work would lose its rows"
+    replace(place, lifetime=0).remove_leftovers()
+    assert contents(place) == []
 
 
 def refused(place: StagingPlace) -> str:
