@@ -22,7 +22,9 @@ import pytest
 import yaml
 
 from tir_dagster.orchestration.home import DAGSTER_YAML
+from tir_dagster.refresh.state.objects import S3Store
 from tir_dagster.spark.connect import connect_session
+from tir_dagster.spark.places import StagingPlace
 from tir_dagster.spark.remote import Remote
 from tir_dagster.spark.staging import rehearse
 from tir_dagster_tests.processes import free_port, listening, running
@@ -31,8 +33,10 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 VALUES = yaml.safe_load((DEPLOY / "values.yaml").read_text(encoding="utf-8"))
+OBJECT_STORE = yaml.safe_load((DEPLOY / "object-store.yaml").read_text(encoding="utf-8"))
 DOCS = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
 (CODE,) = VALUES["dagster-user-deployments"]["deployments"]
+(STORED,) = OBJECT_STORE["dagster-user-deployments"]["deployments"]
 # Of the image itself; what the project reads is sought in its sources.
 FOREIGN_VARIABLES = {
     "DAGSTER_HOME",
@@ -145,7 +149,7 @@ def variables() -> set[str]:
         r"^(?:ENV|\s{4})\s*([A-Z_]+)=", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE
     )
     of_services = [name for service in COMPOSE["services"].values() for name in service.get("environment", {})]
-    return {*example, *of_image, *of_services, *CODE["env"]}
+    return {*example, *of_image, *of_services, *CODE["env"], *STORED["env"]}
 
 
 def test_every_variable_is_one_that_the_project_or_its_settings_read():
@@ -270,6 +274,37 @@ def test_pods_mount_what_there_is_and_docs_create_what_they_name():
     (version,) = [pin.split("==")[1] for pin in pins if pin.startswith("dagster==")]
     assert f"--version {version} " in DOCS
     assert f"--version {version} " in (DEPLOY / "values.yaml").read_text(encoding="utf-8")
+
+
+def test_with_an_object_store_only_the_state_is_elsewhere():
+    """Helm replaces the list of deployments, so all of it is there twice."""
+    assert set(OBJECT_STORE) == {"dagster-user-deployments"}
+    own, stored = dict(CODE), dict(STORED)
+    added = stored["env"].items() - own.pop("env").items()
+    assert {name for name, _ in added} == {"TIR_STATE", "TIR_STAGING"}
+    assert CODE["env"].items() <= stored.pop("env").items()
+    (state, *others), (local, *same) = own.pop("volumes"), stored.pop("volumes")
+    assert (state["name"], set(local)) == (local["name"], {"name", "emptyDir"})
+    assert (own, others) == (stored, same)
+    for name, address in added:
+        assert StagingPlace.of(address, {}).address == address
+        assert name != "TIR_STATE" or S3Store(address, {})
+    assert "TIR_STATE" in re.findall(r"^(\w+)=", (DEPLOY / "tir.env.example").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_command_of_the_files_is_one_of_the_readme():
+    """Those that people type: what services run is in the files alone."""
+    commands = [
+        found[1]
+        for file in DEPLOY.iterdir()
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if (found := re.match(r"\s*#.*?((?:docker|helm|kubectl) .*)", line))
+    ]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = {line.partition("  #")[0].strip() for line in readme.splitlines() if line.startswith("    ")}
+    assert len(commands) >= 5
+    assert [command for command in commands if command not in shown] == []
+    assert [command for command in shown if re.match(r"(docker|helm) ", command) and command not in DOCS] == []
 
 
 def test_files_that_the_docs_name_are_there_and_each_file_of_deploy_is_named():
