@@ -1,4 +1,4 @@
-"""Write a .tdsx the way Tableau Desktop shapes one: a Snowflake table or query, and an extract that is still empty."""
+"""Write a .tdsx the way Tableau Desktop shapes one: Snowflake tables or queries, and an extract that is still empty."""
 
 from __future__ import annotations
 
@@ -10,14 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 from tableauhyperapi import Connection, CreateMode, HyperProcess, Telemetry
 
-from tir_dagster.sandbox.tableau.desktop import EXTRACT_TABLE, Column, DesktopDocument, SnowflakeConnection
+from tir_dagster.sandbox.tableau.desktop import (
+    EXTRACT_SCHEMA,
+    Column,
+    DesktopDocument,
+    DesktopRelationship,
+    DesktopTable,
+    RelatedTable,
+    SnowflakeConnection,
+    object_id,
+)
 from tir_dagster.sandbox.tableau.extracts import quoted
 from tir_dagster.sandbox.tableau.xmltree import serialise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Column", "SnowflakeConnection", "build_tdsx"]
+__all__ = [
+    "Column",
+    "DesktopRelationship",
+    "DesktopTable",
+    "RelatedTable",
+    "SnowflakeConnection",
+    "build_related_tdsx",
+    "build_tdsx",
+    "object_id",
+]
 
 
 def build_tdsx(
@@ -31,19 +49,42 @@ def build_tdsx(
     increment_key: str | None = None,
     hyper: Any = None,
 ) -> Path:
-    """Write the package and return its path.
+    """Write a package of one logical table and return its path.
 
     `table` names a table of the connection's schema; `custom_sql` is read instead when given. `increment_key` is the
     remote name of the column that incremental refreshes compare; None leaves the datasource on full refreshes.
     `hyper` is the endpoint of a running Hyper process; without one a process is started for the moment.
     """
-    name = table or "Custom SQL Query"
-    document = DesktopDocument(caption, tuple(columns), snowflake, name, custom_sql, increment_key)
+    logical = DesktopTable(table or "Custom SQL Query", tuple(columns), custom_sql)
+    increment = None if increment_key is None else (logical.name, increment_key)
+    return _write(path, DesktopDocument(caption, (logical,), snowflake, increment), hyper)
+
+
+def build_related_tdsx(
+    path: Path,
+    *,
+    caption: str,
+    tables: Sequence[DesktopTable],
+    relationships: Sequence[DesktopRelationship],
+    snowflake: SnowflakeConnection,
+    increment: tuple[str, str] | None = None,
+    hyper: Any = None,
+) -> Path:
+    """Write a package of several logical tables and their relationships, and return its path.
+
+    `increment` is the table, and its column, that incremental refreshes add rows to; None leaves all tables on full
+    refreshes. `hyper` is as above.
+    """
+    document = DesktopDocument(caption, tuple(tables), snowflake, increment, tuple(relationships))
+    return _write(path, document, hyper)
+
+
+def _write(path: Path, document: DesktopDocument, hyper: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build.") as folder:
         extract = Path(folder) / "extract.hyper"
         with _endpoint(hyper) as endpoint:
-            _write_empty_extract(extract, columns, endpoint)
+            _write_empty_extract(extract, document, endpoint)
         beside = Path(folder) / "package.tdsx"
         with zipfile.ZipFile(beside, "w", zipfile.ZIP_DEFLATED) as package:
             package.writestr(f"{document.file_name}.tds", serialise(document.tree(), pretty=True))
@@ -61,8 +102,10 @@ def _endpoint(running: Any) -> Iterator[Any]:
         yield process.endpoint
 
 
-def _write_empty_extract(path: Path, columns: Sequence[Column], endpoint: Any) -> None:
+def _write_empty_extract(path: Path, document: DesktopDocument, endpoint: Any) -> None:
     with Connection(endpoint, path, CreateMode.CREATE_AND_REPLACE) as connection:
-        connection.catalog.create_schema("Extract")
-        body = ", ".join(f"{quoted(column.extract)} {column.type.hyper}" for column in columns)
-        connection.execute_command(f'CREATE TABLE "Extract".{quoted(EXTRACT_TABLE)} ({body})')
+        connection.catalog.create_schema(EXTRACT_SCHEMA)
+        for table in document.tables:
+            body = ", ".join(f"{quoted(column.extract)} {column.type.hyper}" for column in table.columns)
+            name = quoted(EXTRACT_SCHEMA, document.extract_table(table))
+            connection.execute_command(f"CREATE TABLE {name} ({body})")
