@@ -20,6 +20,8 @@ class MetadataRecord:
     local_name: str
     parent: str
     local_type: str
+    # The logical table that it belongs to; older documents do not say.
+    object_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Document:
         if not relations:
             live = descendants(child(self.root, "connection"), "relation")
             relations = [relation for relation in live if attribute(relation, "table")]
-        return tuple(dict.fromkeys(_two_parts(attribute(relation, "table")) for relation in relations))
+        return tuple(dict.fromkeys(schema_and_table(attribute(relation, "table")) for relation in relations))
 
     def relation(self) -> LiveRelation | None:
         """The relation of the live side; in newer documents it stands in the object graph."""
@@ -122,7 +124,7 @@ class Document:
                 if relations
                 else None
             )
-        return _relation(relations[0])
+        return read_relation(relations[0])
 
     def records(self, side: Literal["live", "extract"]) -> tuple[MetadataRecord, ...]:
         parent = self.data if side == "extract" else child(self.root, "connection")
@@ -132,6 +134,7 @@ class Document:
                 local_name=text_of(record, "local-name"),
                 parent="".join(unbracket(text_of(record, "parent-name"))[:1]),
                 local_type=text_of(record, "local-type"),
+                object_id="".join(unbracket(text_of(record, "object-id"))[:1]),
             )
             for record in children(child(parent, "metadata-records"), "metadata-record")
             if attribute(record, "class") == "column"
@@ -175,7 +178,8 @@ class Document:
         return None if count == "-1" else f"{count} {attribute(self.extract, 'units') or 'records'}"
 
 
-def _relation(element: Any) -> LiveRelation:
+def read_relation(element: Any) -> LiveRelation:
+    """What one relation element reads; a join or union of tables is `other`."""
     name = attribute(element, "name") or ""
     match attribute(element, "type"):
         case "table":
@@ -192,6 +196,7 @@ def unbracket(text: str | None) -> tuple[str, ...]:
     return tuple(part.replace("]]", "]") for part in _BRACKETED.findall(text or ""))
 
 
-def _two_parts(text: str | None) -> tuple[str, str]:
+def schema_and_table(text: str | None) -> tuple[str, str]:
+    """`[Extract].[ORDERS_1A2B]` as its two parts."""
     parts = unbracket(text)
     return (parts[-2], parts[-1]) if len(parts) > 1 else ("Extract", parts[0] if parts else "")

@@ -88,6 +88,12 @@ def children(parent: Any, tag: str) -> list[Any]:
     return [] if parent is None else [element for element in parent if bare(element.tag) == tag]
 
 
+def valid_children(parent: Any, tag: str) -> list[Any]:
+    """The same without those that only readers of older versions look at: `_.fcp.Feature.false...relation`."""
+    elements = children(parent, tag)
+    return [element for element in elements if ".false..." not in element.tag] or elements
+
+
 def child(parent: Any, tag: str) -> Any:
     """The first direct child of that bare name, or None."""
     return next(iter(children(parent, tag)), None)

@@ -1,0 +1,368 @@
+"""The logical tables of a .tds and the relationships between them, as Tableau Desktop draws them since 2020.2."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tir_dagster.errors import ExtractError
+from tir_dagster.hyper.package.document import (
+    Document,
+    LiveRelation,
+    MetadataRecord,
+    read_relation,
+    schema_and_table,
+    unbracket,
+)
+from tir_dagster.hyper.package.xmltext import (
+    UnreadableXmlError,
+    attribute,
+    child,
+    children,
+    descendants,
+    valid_children,
+)
+
+# Comparisons of a relationship, and what each is when its two sides change places.
+_MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+@dataclass(frozen=True)
+class LogicalColumn:
+    """A column by the local name that formulas use, by its name in the source, and by its name in the Hyper file."""
+
+    local_name: str
+    source: str | None
+    stored: str | None
+
+
+@dataclass(frozen=True)
+class LogicalTable:
+    """One box of Tableau's data model.
+
+    `source` is the table that it reads, by as many of database, schema and name as the document knows; it is empty for
+    custom SQL, for a join inside the box, and where the document has no live side. `stored` is schema and name of its
+    table in the Hyper file, suffix included; None where it has none.
+    """
+
+    id: str
+    caption: str
+    relation: LiveRelation | None
+    source: tuple[str, ...]
+    stored: tuple[str, str] | None
+    columns: tuple[LogicalColumn, ...]
+
+    @property
+    def shown(self) -> str:
+        """How messages name it: `Orders, which reads PUBLIC.ORDERS`."""
+        if self.source:
+            reads = ".".join(self.source)
+        elif self.relation is not None:
+            reads = "custom SQL" if self.relation.kind == "text" else "several tables"
+        else:
+            return self.caption
+        return f"{self.caption}, which reads {reads}"
+
+
+@dataclass(frozen=True)
+class EndPoint:
+    """One side of a relationship, with its two performance options.
+
+    `unique` is the cardinality One: no value of its columns comes twice. `every_row_matches` is the referential
+    integrity "All Records Match": each of its rows has a row on the other side. Both are off unless people set them.
+    """
+
+    table: str
+    unique: bool = False
+    every_row_matches: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A condition of a relationship: local names, or formulas where people related calculations."""
+
+    operator: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Relationship:
+    """A line between two logical tables. `other` is what the condition has besides comparisons joined by AND."""
+
+    first: EndPoint
+    second: EndPoint
+    comparisons: tuple[Comparison, ...]
+    other: str = ""
+
+    @property
+    def cardinality(self) -> str:
+        return cardinality(self.first.unique, self.second.unique)
+
+    def turned(self) -> Relationship:
+        """The same line, from its second table to its first."""
+        comparisons = tuple(_turned(comparison) for comparison in self.comparisons)
+        return replace(self, first=self.second, second=self.first, comparisons=comparisons)
+
+
+def cardinality(first_unique: bool, second_unique: bool) -> str:
+    """`many-to-one` and so on, as Tableau words it."""
+    return f"{'one' if first_unique else 'many'}-to-{'one' if second_unique else 'many'}"
+
+
+@dataclass(frozen=True)
+class ObjectModel:
+    """All logical tables of a datasource and their relationships."""
+
+    tables: tuple[LogicalTable, ...]
+    relationships: tuple[Relationship, ...]
+    # The logical table to which an incremental refresh by Tableau adds rows.
+    increment_table: str | None = field(default=None)
+
+    def table(self, object_id: str) -> LogicalTable | None:
+        return next((table for table in self.tables if table.id == object_id), None)
+
+    def column(self, local_name: str) -> tuple[LogicalTable, LogicalColumn] | None:
+        """The column of that local name, which is unique in a datasource, and the table that it belongs to."""
+        pairs = ((table, column) for table in self.tables for column in table.columns)
+        return next(((table, column) for table, column in pairs if column.local_name == local_name), None)
+
+
+def read_object_model(document: Document | bytes, *, name: str = "") -> ObjectModel:
+    """Read the object graph; a document without one has a logical table for each table of its extract.
+
+    Raise ExtractError for text that is no datasource, and for a graph that contradicts itself. `name` is the
+    datasource's in messages.
+    """
+    try:
+        document = document if isinstance(document, Document) else Document(document)
+        if not document.is_datasource:
+            raise UnreadableXmlError("it does not describe a datasource")
+    except UnreadableXmlError as error:
+        raise _refused(name, [str(error)]) from error
+    graph = next(iter(valid_children(document.root, "object-graph")), None)
+    objects = [element for parent in valid_children(graph, "objects") for element in valid_children(parent, "object")]
+    if graph is None or not objects:
+        return ObjectModel(tuple(_tables_of_the_extract(document)), ())
+    tables = tuple(_Reader(document).tables(objects))
+    lines = [
+        element
+        for parent in valid_children(graph, "relationships")
+        for element in valid_children(parent, "relationship")
+    ]
+    model = ObjectModel(tables, tuple(_relationship(element) for element in lines))
+    if problems := list(_contradictions(model)):
+        raise _refused(name, problems)
+    model = replace(model, increment_table=_increment_table(document, model))
+    owners = {column.local_name: table.id for table in tables for column in table.columns}
+    return replace(model, relationships=tuple(_oriented(line, owners) for line in model.relationships))
+
+
+def _refused(name: str, problems: Sequence[str]) -> ExtractError:
+    whose = f"of the datasource {name} " if name else ""
+    return ExtractError(
+        f"The document {whose}cannot be used: {'; '.join(problems)}. Nothing was touched. "
+        "Download it again, or open it with Tableau Desktop, save it and publish it anew."
+    )
+
+
+def _tables_of_the_extract(document: Document) -> Iterator[LogicalTable]:
+    """What a document shows that was made before 2020.2, or by the server for a published Hyper file."""
+    records = document.records("extract") if document.data is not None else ()
+    live = {record.local_name: record.remote_name for record in document.records("live")}
+    stored_tables = document.extract_tables() if document.data is not None else ()
+    for schema, table in stored_tables:
+        columns = tuple(
+            LogicalColumn(record.local_name, live.get(record.local_name), record.remote_name)
+            for record in records
+            if len(stored_tables) == 1 or record.parent == table
+        )
+        relation = document.relation() if len(stored_tables) == 1 else None
+        yield LogicalTable(table, table, relation, relation.table if relation else (), (schema, table), columns)
+
+
+class _Reader:
+    """What all objects of a document share: its columns by object, its connections, its extract's relations."""
+
+    def __init__(self, document: Document) -> None:
+        live = child(document.root, "connection")
+        self.places = {
+            attribute(named, "name") or "": _place(child(named, "connection"))
+            for named in descendants(live, "named-connection")
+        }
+        # A published .hyper file has no extract beside its live side: it is both.
+        self.only_hyper = document.extract is None and document.data is not None
+        self.live = () if self.only_hyper else document.records("live")
+        self.stored = document.records("live" if self.only_hyper else "extract")
+        # By relation, the column of each local name.
+        self.mapped: dict[str, dict[str, str]] = {}
+        for entry in (entry for columns in children(live, "cols") for entry in children(columns, "map")):
+            *relation, column = unbracket(attribute(entry, "value")) or ("",)
+            self.mapped.setdefault(".".join(relation), {})[attribute(entry, "key") or ""] = column
+        self.extract_relations = {
+            attribute(relation, "name") or "": schema_and_table(attribute(relation, "table"))
+            for relation in descendants(document.data, "relation")
+            if attribute(relation, "table")
+        }
+
+    def tables(self, objects: Sequence[Any]) -> Iterator[LogicalTable]:
+        live_records, stored_records = _by_object(self.live), _by_object(self.stored)
+        live_parents, stored_parents = _by_parent(self.live), _by_parent(self.stored)
+        for element in objects:
+            object_id = attribute(element, "id") or ""
+            live_element = None if self.only_hyper else _relation_in(element, "")
+            relation = None if live_element is None else read_relation(live_element)
+            extract_element = _relation_in(element, "" if self.only_hyper else "extract")
+            stored_here = stored_records.get(object_id, [])
+            if extract_element is not None and attribute(extract_element, "table"):
+                stored: tuple[str, str] | None = schema_and_table(attribute(extract_element, "table"))
+            else:
+                stored = self._stored_by(stored_here)
+            live_here = live_records.get(object_id) or live_parents.get(relation.name if relation else "", [])
+            if not stored_here and stored is not None:
+                stored_here = stored_parents.get(stored[1], [])
+            name = attribute(extract_element if self.only_hyper else live_element, "name")
+            yield LogicalTable(
+                id=object_id,
+                caption=attribute(element, "caption") or object_id,
+                relation=relation,
+                source=self._source(relation, attribute(live_element, "connection") or ""),
+                stored=stored,
+                columns=tuple(self._columns(live_here, stored_here, name)),
+            )
+
+    def _stored_by(self, records: Sequence[MetadataRecord]) -> tuple[str, str] | None:
+        """The table that the object's columns name as theirs, where the object names none."""
+        parents = {record.parent for record in records}
+        return self.extract_relations.get(parents.pop()) if len(parents) == 1 else None
+
+    def _source(self, relation: LiveRelation | None, connection: str) -> tuple[str, ...]:
+        if relation is None or relation.kind != "table" or not relation.table:
+            return ()
+        places = self.places
+        place = places.get(connection) or (next(iter(places.values())) if len(places) == 1 else ())
+        return (*place[: 3 - len(relation.table)], *relation.table)[-3:]
+
+    def _columns(
+        self, live: Sequence[MetadataRecord], stored: Sequence[MetadataRecord], relation_name: str | None
+    ) -> Iterator[LogicalColumn]:
+        sources = {record.local_name: record.remote_name for record in live}
+        names = {record.local_name: record.remote_name for record in stored}
+        for local_name, column in self.mapped.get(relation_name or "", {}).items():
+            (names if self.only_hyper else sources).setdefault(local_name, column)
+        for local_name in dict.fromkeys([*sources, *names]):
+            yield LogicalColumn(local_name, sources.get(local_name), names.get(local_name))
+
+
+def _place(connection: Any) -> tuple[str, ...]:
+    """Database and schema that a connection reads from unless a relation says otherwise."""
+    return (attribute(connection, "dbname") or "", attribute(connection, "schema") or "")
+
+
+def _by_object(records: Sequence[MetadataRecord]) -> dict[str, list[MetadataRecord]]:
+    grouped: dict[str, list[MetadataRecord]] = {}
+    for record in records:
+        if record.object_id:
+            grouped.setdefault(record.object_id, []).append(record)
+    return grouped
+
+
+def _by_parent(records: Sequence[MetadataRecord]) -> dict[str, list[MetadataRecord]]:
+    grouped: dict[str, list[MetadataRecord]] = {}
+    for record in records:
+        grouped.setdefault(record.parent, []).append(record)
+    return grouped
+
+
+def _relation_in(element: Any, context: str) -> Any:
+    """The object's relation on the live side (context '') or in the extract."""
+    for properties in valid_children(element, "properties"):
+        if (attribute(properties, "context") or "") == context:
+            return next(iter(valid_children(properties, "relation")), None)
+    return None
+
+
+def _relationship(element: Any) -> Relationship:
+    ends = [
+        _end_point(next(iter(valid_children(element, f"{place}-end-point")), None)) for place in ("first", "second")
+    ]
+    comparisons: list[Comparison] = []
+    others: list[str] = []
+    for expression in valid_children(element, "expression"):
+        _collect(expression, comparisons, others)
+    return Relationship(ends[0], ends[1], tuple(comparisons), " AND ".join(others))
+
+
+def _end_point(element: Any) -> EndPoint:
+    return EndPoint(
+        table=attribute(element, "object-id") or "",
+        unique=_option(element, "unique-key"),
+        every_row_matches=_option(element, "guaranteed-value"),
+    )
+
+
+def _option(element: Any, name: str) -> bool:
+    """A performance option: what people chose, else what Tableau read from the database's constraints."""
+    value = attribute(element, name)
+    return (value if value is not None else attribute(element, f"is-db-set-{name}") or "").lower() == "true"
+
+
+def _collect(expression: Any, comparisons: list[Comparison], others: list[str]) -> None:
+    operator, parts = attribute(expression, "op") or "", children(expression, "expression")
+    if operator.upper() == "AND":
+        for part in parts:
+            _collect(part, comparisons, others)
+    elif operator in _MIRRORED and len(parts) == 2:
+        comparisons.append(Comparison(operator, _written(parts[0]), _written(parts[1])))
+    else:
+        others.append(_written(expression))
+
+
+def _written(expression: Any) -> str:
+    operator, parts = attribute(expression, "op") or "", children(expression, "expression")
+    return f"{operator}({', '.join(_written(part) for part in parts)})" if parts else operator
+
+
+def _turned(comparison: Comparison) -> Comparison:
+    return Comparison(_MIRRORED[comparison.operator], comparison.second, comparison.first)
+
+
+def _oriented(line: Relationship, owners: Mapping[str, str]) -> Relationship:
+    """Each comparison with the first table's column first, whichever way it was written; `owners` says whose a column is."""
+    comparisons = tuple(
+        _turned(comparison)
+        if owners.get(comparison.first) == line.second.table or owners.get(comparison.second) == line.first.table
+        else comparison
+        for comparison in line.comparisons
+    )
+    return replace(line, comparisons=comparisons)
+
+
+def _contradictions(model: ObjectModel) -> Iterator[str]:
+    ids = Counter(table.id for table in model.tables)
+    if ids[""]:
+        yield "one of its logical tables has no id"
+    for object_id, number in ids.items():
+        if number > 1 and object_id:
+            yield f"{number} of its logical tables have the id {object_id}"
+    places = Counter(table.stored for table in model.tables if table.stored is not None)
+    for place, number in places.items():
+        if number > 1:
+            yield f"{number} of its logical tables say that they are stored in {'.'.join(place)}"
+    for line in model.relationships:
+        for end in (line.first, line.second):
+            if end.table not in ids:
+                yield f"a relationship leads to the logical table {end.table or 'without an id'}, which it does not have"
+        if line.first.table == line.second.table:
+            yield f"a relationship leads from the logical table {line.first.table} to itself"
+
+
+def _increment_table(document: Document, model: ObjectModel) -> str | None:
+    """Which table incremental refreshes continue: the extract names it; else it is the one that has the increment key."""
+    object_id = attribute(document.extract, "object-id")
+    if object_id and model.table(object_id) is not None:
+        return object_id
+    place = model.column(attribute(document.refresh, "increment-key") or "")
+    return place[0].id if place else None
