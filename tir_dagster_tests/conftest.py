@@ -54,6 +54,7 @@ LONG = (
     "test_check",
     "test_examples",
     "test_dg",
+    "test_distribution",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,8 +16,13 @@ import pytest
 
 from tir_dagster.cli.main import tir
 from tir_dagster.sandbox.processes import NEEDED_MODULES
+from tir_dagster_tests.docs.transcript import play_page
 from tir_dagster_tests.project import ROOT, normal, project_files
 
+FIRST_HOUR = {
+    *("sandbox up", "init", "doctor", "plan", "refresh", "sandbox change", "verify"),
+    *("report", "status", "rollback", "sandbox down"),
+}
 _BUILD = "import sys; from setuptools import build_meta as b; to = sys.argv[1]; b.build_wheel(to); b.build_sdist(to)"
 
 
@@ -116,14 +122,53 @@ def test_completion_scripts_are_printed_and_complete_commands(shell):
     assert {"seed", "status"} <= set(done.stdout.replace(",", "\n").replace("\t", "\n").splitlines()), done.output
 
 
+def empty_environment(programs: Path) -> dict[str, str]:
+    """The variables of a new user, with these programs first in the path."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "TIR_"))
+    }
+    inherited.pop("DAGSTER_HOME", None)
+    return {**inherited, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
+def play_first_hour(folder: Path, env: dict[str, str]) -> None:
+    """Play docs/first-hour.md in an empty folder: every command prints what the page shows, and nothing but progress besides."""
+    folder.mkdir()
+    log = folder.with_suffix(".log")
+    try:
+        played = play_page((ROOT / "docs/first-hour.md").read_text(encoding="utf-8"), folder, env, log=log)
+    finally:
+        subprocess.run(["tir", "sandbox", "down"], cwd=folder, env=env, capture_output=True, check=True)
+    for step, printed in played:
+        assert step.matches(printed), f"{step.command} printed\n{printed}"
+    surprises = [
+        line for line in log.read_text(encoding="utf-8").splitlines() if not re.match(r"\[ *\d+\.\d s\] ", line)
+    ]
+    assert surprises == []
+    commands = [step.command for step, _ in played]
+    assert {name for name in FIRST_HOUR if any(command.startswith(f"tir {name}") for command in commands)} == FIRST_HOUR
+
+
+def test_the_first_hour_from_an_empty_folder_prints_what_its_page_shows(built, tmp_path):
+    """With the wheel's files, and the packages of this environment; `make soak` installs them."""
+    files, programs = tmp_path / "files", tmp_path / "bin"
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(files)
+    programs.mkdir()
+    tir_program = programs / "tir"
+    tir_program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={files} exec {sys.executable} -P -m tir_dagster.cli "$@"\n', encoding="utf-8"
+    )
+    tir_program.chmod(0o755)
+    play_first_hour(tmp_path / "empty", empty_environment(programs))
+
+
 @pytest.mark.long
 def test_an_empty_environment_runs_the_demo_from_the_wheel_alone(built, tmp_path):
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "TIR_"))
-    }
-    env = {**inherited, "TIR_HOME": str(tmp_path / "home")}
+    new_user = empty_environment(environment / "bin")
+    env = {**new_user, "TIR_HOME": str(tmp_path / "home")}
     empty = tmp_path / "empty"
     empty.mkdir()
 
@@ -145,3 +190,4 @@ def test_an_empty_environment_runs_the_demo_from_the_wheel_alone(built, tmp_path
         assert "equal in every slice" in run("tir", "demo", "--rows", "2000")
     finally:
         run("tir", "sandbox", "down")
+    play_first_hour(tmp_path / "new", new_user)

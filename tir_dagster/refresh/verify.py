@@ -354,12 +354,13 @@ class Verification:
         rows = sum(fingerprint["rows"] for fingerprint in extract_prints.values())
         counted = {"tir/slices_compared": len({*extract_prints, *source_prints}), "dagster/row_count": rows}
         if not different:
-            compared = (
-                f"All {len(extract_prints)}"
-                if only is None
-                else f"{len(only)} of {len(self._version.manifest['slice_rows'])}"
+            slices = len(self._version.manifest["slice_rows"])
+            equal = (
+                f"All {len(extract_prints)} slices equal"
+                if only is None or len(only) == slices
+                else f"{len(only)} of {slices} slices were compared: all of them equal"
             )
-            return Finding(True, f"{compared} slices equal the source at {self._moment}.", counted=counted)
+            return Finding(True, f"{equal} the source at {self._moment}.", counted=counted)
         count = "1 slice differs" if len(different) == 1 else f"{len(different)} slices differ"
         sentence = f"{count} from the source at {self._moment}. {self._repair(sorted(different))}"
         return Finding(False, sentence, slices=different, counted=counted)

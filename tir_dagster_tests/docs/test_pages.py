@@ -43,6 +43,7 @@ def test_the_quick_start_prints_what_it_shows(tmp_path, monkeypatch):
         (["orders: 35 rows (3.4 s)."], "orders: 35 rows (115.0 s).\n", True),
         (["orders: 35 rows (3.4 s)."], "orders: 36 rows (3.4 s).\n", False),
         (["at 2026-11-18T20:40:20.8+00:00"], "at 2027-01-02 03:04\n", True),
+        (["orders  ok  9.8 s ago  5"], "orders  ok   2 min ago  5\n", True),
         (["a", "…", "z"], "a\nb\nc\nz\n", True),
         (["a", "z"], "a\nb\nz\n", False),
         ([], "a\n", False),

@@ -1,6 +1,6 @@
 """Commands and their output in a page: fenced blocks of `console`, whose lines with `$ ` are commands and all others what they print.
 
-`…` stands for any lines. Times, moments and seconds are not compared; all other numbers are.
+`…` stands for any lines. Times, moments, seconds and widths of columns are not compared; all other numbers are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tir_dagster.cli.main import tir
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:\+00:00|Z)?")
-_SECONDS = re.compile(r"\d+(?:\.\d+)? s\b")
+_SECONDS = re.compile(r"\d+(?:\.\d+)? (?:s\b|min(?= ago))")
+_GAP = re.compile(r"  +")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Step:
 
 
 def comparable(line: str) -> str:
-    return _SECONDS.sub("0.0 s", _MOMENT.sub("MOMENT", line.rstrip()))
+    return _GAP.sub("  ", _SECONDS.sub("0.0 s", _MOMENT.sub("MOMENT", line.rstrip())))
 
 
 def steps(page: str) -> Iterator[Step]:
@@ -45,6 +46,29 @@ def steps(page: str) -> Iterator[Step]:
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *lines = part.splitlines()
             yield Step(command, tuple(lines))
+
+
+_END = "=== the command ended with "
+
+
+def play_page(page: str, folder: Path, env: Mapping[str, str], *, log: Path) -> list[tuple[Step, str]]:
+    """Run all commands of a page in one shell, in which variables stay, up to one that fails; return what each of them printed.
+
+    What goes to standard error is in the file `log`.
+    """
+    shown = list(steps(page))
+    script = "".join(f"{step.command}\ncode=$?; echo '{_END}'$code; [ $code = 0 ] || exit $code\n" for step in shown)
+    with log.open("w", encoding="utf-8") as problems:
+        command = ["bash", "-c", script]
+        done = subprocess.run(
+            command, cwd=folder, env=dict(env), stdout=subprocess.PIPE, stderr=problems, text=True, check=False
+        )
+    printed = re.split(rf"^{_END}\d+\n", done.stdout, flags=re.MULTILINE)[: len(shown)]
+    told = f"{printed[-1]}{log.read_text(encoding='utf-8')[-2000:]}"
+    assert done.returncode == 0, (
+        f"{done.stdout.count(_END)} commands ran, the last of them ended with {done.returncode}:\n{told}"
+    )
+    return list(zip(shown, printed, strict=True))
 
 
 def play(step: Step, folder: Path, env: Mapping[str, str]) -> str:

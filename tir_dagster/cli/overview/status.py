@@ -161,6 +161,9 @@ def _extract(spec: ExtractSpec, instance: dg.DagsterInstance, problems: Sequence
             notes=[f"first: tir refresh {spec.name}", *notes],
         )
     confirmed = event.confirmation
+    if confirmed.rolled_back and hold is None:
+        target = event.metadata.get("tir/rolled_back_to", "an earlier version")
+        notes.insert(0, f"rolled back to {target}: the next refresh brings it up to date again")
     return Line(
         spec.name,
         "extract",
