@@ -151,11 +151,11 @@ RELATED = (
         "orders",
         "customers",
         (("CUSTOMER_ID", "CUSTOMER_ID"), ("REGION", "REGION")),
-        cardinality="many-to-one",
+        cardinality="many_to_one",
         every_first_row_matches=True,
         every_second_row_matches=False,
     ),
-    DeclaredRelationship("orders", "order_date", (("ORDERED_ON", "DAY"),), cardinality="many-to-one"),
+    DeclaredRelationship("orders", "order_date", (("ORDERED_ON", "DAY"),), cardinality="many_to_one"),
     DeclaredRelationship("ship_date", "orders", (("DAY", "SHIPPED_ON"),)),
 )
 HYPER_TABLES: Sequence[PhysicalTable] = tuple(

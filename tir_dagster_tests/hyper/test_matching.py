@@ -129,6 +129,10 @@ def test_a_query_is_found_as_custom_sql_whatever_its_name():
     custom = model_of((TABLE, TEXT), ("caption='CUSTOMERS'", "caption='Custom SQL Query'"))
     matched = match_tables(declared, custom, HYPER_TABLES, relationships=RELATED)
     assert matched["customers"].logical.caption == "Custom SQL Query"
+    more = with_table(replace(declared[1], columns=(*CUSTOMERS.columns, "CITY")))
+    assert problems(more, custom) == (
+        "its logical table Custom SQL Query lacks the columns CITY, which the spec needs",
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,14 +195,14 @@ def test_every_difference_of_a_relationship_is_told():
     to_customers, to_order_date, to_ship_date = RELATED
     declared = (
         replace(
-            to_customers, columns=to_customers.columns[:1], cardinality="one-to-one", every_second_row_matches=True
+            to_customers, columns=to_customers.columns[:1], cardinality="one_to_one", every_second_row_matches=True
         ),
         DeclaredRelationship("customers", "order_date", (("NAME", "DAY"),)),
         to_ship_date,
     )
     assert problems(relationships=declared) == (
         "it relates ORDERS and CUSTOMERS by CUSTOMER_ID = CUSTOMER_ID and REGION = REGION, and the spec by CUSTOMER_ID = CUSTOMER_ID",
-        "the cardinality of ORDERS and CUSTOMERS is many-to-one, and the spec says one-to-one",
+        "the cardinality of ORDERS and CUSTOMERS is many_to_one, and the spec says one_to_one",
         "the referential integrity of ORDERS and CUSTOMERS on the side of CUSTOMERS is some records match, and the spec says all records match",
         "it does not relate CUSTOMERS and Order Date, as the spec does",
         "it relates Order Date and ORDERS by DAY = ORDERED_ON, and the spec does not",
@@ -232,7 +236,7 @@ def test_a_published_hyper_file_is_found_by_the_names_of_its_tables(graph: str):
         PhysicalTable("Extract", name, table.columns) for name, table in (("orders", ORDERS), ("customers", CUSTOMERS))
     )
     model = read_object_model((HYPER_ONLY.replace("</connection>%s", MAPPED_HYPER) % graph).encode())
-    declared = DeclaredRelationship("orders", "customers", (("CUSTOMER_ID",) * 2,), cardinality="many-to-one")
+    declared = DeclaredRelationship("orders", "customers", (("CUSTOMER_ID",) * 2,), cardinality="many_to_one")
     matched = match_tables((ORDERS, CUSTOMERS), model, tables, relationships=[declared] if graph else [])
     assert {name: match.physical for name, match in matched.items()} == {"orders": tables[0], "customers": tables[1]}
     assert matched["orders"].names == {name: name for name in ORDERS.columns}
@@ -240,9 +244,15 @@ def test_a_published_hyper_file_is_found_by_the_names_of_its_tables(graph: str):
 
 def test_all_problems_are_one_error_that_says_what_to_do(model: ObjectModel):
     with pytest.raises(DatasourceError) as refused:
-        match_tables(DECLARED[:2], model, HYPER_TABLES[:3], datasource="datasource sales/Star")
+        match_tables(
+            DECLARED[:2],
+            model,
+            HYPER_TABLES[:3],
+            datasource="datasource sales/Star",
+            also=["its extract is filtered (NAME)"],
+        )
     assert str(refused.value) == (
-        "The datasource sales/Star does not show what the spec says: "
+        "The datasource sales/Star does not show what the spec says: its extract is filtered (NAME); "
         "no table of the spec keeps its logical table Order Date, which reads SHOP.PUBLIC.DATES; "
         "no table of the spec keeps its logical table Ship Date, which reads SHOP.PUBLIC.DATES. Nothing was touched. "
         "Change the spec, or change the datasource in Tableau and publish it again."

@@ -51,12 +51,12 @@ def test_relationships_have_their_columns_and_options_on_the_right_sides():
         Relationship(EndPoint(ordered, unique=True), EndPoint(orders), (Comparison("=", "[DAY]", "[ORDERED_ON]"),)),
         Relationship(EndPoint(orders), EndPoint(shipped), (Comparison("=", "[SHIPPED_ON]", "[DAY (DATES1)]"),)),
     )
-    assert [line.cardinality for line in read(STAR).relationships] == ["many-to-one", "one-to-many", "many-to-many"]
+    assert [line.cardinality for line in read(STAR).relationships] == ["many_to_one", "one_to_many", "many_to_many"]
 
 
 def test_people_decide_over_what_the_database_says_of_a_key():
     text = STAR.replace("is-db-set-unique-key='true'", "is-db-set-unique-key='true' unique-key='false'")
-    assert read(text).relationships[1].cardinality == "many-to-many"
+    assert read(text).relationships[1].cardinality == "many_to_many"
 
 
 def test_comparisons_turn_with_their_sides():

@@ -16,14 +16,15 @@ from tir_dagster.snowflake.query import same_query
 
 # What Tableau adds to the name of a table when it stores it.
 _SUFFIX = re.compile(r"_[0-9A-Fa-f]{32}$")
-Cardinality = Literal["many-to-one", "one-to-many", "one-to-one", "many-to-many"]
+Cardinality = Literal["many_to_one", "one_to_many", "one_to_one", "many_to_many"]
 
 
 @dataclass(frozen=True)
 class DeclaredTable:
     """A table of a spec: what it reads, and its columns there.
 
-    `columns` are all that the source has, `needed` must be in the extract, and with `only` no others may be.
+    `columns` are all that the source has, `needed` must be in the extract, and with `only` no others may be. A query's
+    columns are all needed.
     """
 
     name: str
@@ -90,15 +91,17 @@ def match_tables(
     *,
     relationships: Sequence[DeclaredRelationship] = (),
     datasource: str = "datasource",
+    also: Sequence[str] = (),
 ) -> dict[str, MatchedTable]:
     """Return each declared table's place in the datasource; raise DatasourceError with all differences at once.
 
-    Without declared relationships the datasource's own are kept as people drew them; with some, it has just these.
+    Without declared relationships the datasource's own are kept as people drew them; with some, it has just these. `also`
+    are differences that the caller found, such as filters of the extract.
     """
     matches = find_matches(declared, model, hyper_tables, relationships=relationships)
-    if matches.problems:
+    if problems := [*also, *matches.problems]:
         raise DatasourceError(
-            f"The {datasource} does not show what the spec says: {'; '.join(matches.problems)}. Nothing was touched. "
+            f"The {datasource} does not show what the spec says: {'; '.join(problems)}. Nothing was touched. "
             "Change the spec, or change the datasource in Tableau and publish it again."
         )
     return matches.tables
@@ -111,7 +114,7 @@ def find_matches(
     *,
     relationships: Sequence[DeclaredRelationship] = (),
 ) -> Matches:
-    """The same without raising, for callers that have further differences to name."""
+    """The same without raising."""
     pairs, problems = _pair(declared, model)
     tables: dict[str, MatchedTable] = {}
     by_place = {(table.schema, table.name): table for table in hyper_tables}
@@ -266,7 +269,8 @@ def _columns(
     known, here = set(table.columns), set(names)
     if unknown := sorted(here - known):
         yield f"{subject} has the columns {', '.join(unknown)}, which {table.source or 'the query'} does not have"
-    if missing := sorted(set(table.needed) - here):
+    needed = table.needed if table.query is None else table.columns
+    if missing := sorted(set(needed) - here):
         yield f"{subject} lacks the columns {', '.join(missing)}, which the spec needs"
     if table.only and (more := sorted((here & known) - set(table.only))):
         yield f"{subject} also has the columns {', '.join(more)}, which the spec's table {table.name} leaves out"

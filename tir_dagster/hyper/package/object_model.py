@@ -58,7 +58,7 @@ class LogicalTable:
     def shown(self) -> str:
         """How messages name it: `Orders, which reads PUBLIC.ORDERS`."""
         if self.source:
-            reads = ".".join(self.source)
+            reads = ".".join(filter(None, self.source))
         elif self.relation is not None:
             reads = "custom SQL" if self.relation.kind == "text" else "several tables"
         else:
@@ -108,8 +108,8 @@ class Relationship:
 
 
 def cardinality(first_unique: bool, second_unique: bool) -> str:
-    """`many-to-one` and so on, as Tableau words it."""
-    return f"{'one' if first_unique else 'many'}-to-{'one' if second_unique else 'many'}"
+    """Return `many_to_one` and so on, as a spec writes it."""
+    return f"{'one' if first_unique else 'many'}_to_{'one' if second_unique else 'many'}"
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,12 @@ def read_package(path: Path) -> Package:
         )
 
 
+def document_of(path: Path) -> Document:
+    """Read the package's document alone, such as for its logical tables."""
+    with open_archive(path) as archive:
+        return _document(archive)
+
+
 def _document(archive: Archive) -> Document:
     try:
         document = Document(archive.document())

@@ -93,7 +93,8 @@ def row_limits(package: Package) -> Iterator[str]:
         yield "its extract is aggregated"
     if package.row_limit:
         yield f"its extract is limited to {package.row_limit}"
-    if package.calculated_columns:
+    # Of several tables, each says what it stores.
+    if package.calculated_columns and len(package.tables) == 1:
         yield f"its extract stores calculated fields ({', '.join(package.calculated_columns)})"
 
 
