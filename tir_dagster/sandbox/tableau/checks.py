@@ -11,7 +11,16 @@ from tableauhyperapi import HyperException
 
 from tir_dagster.sandbox.tableau.archive import MAX_DOCUMENT_BYTES, BadPackageError, Package
 from tir_dagster.sandbox.tableau.document import NO_VALUE, Document
-from tir_dagster.sandbox.tableau.extracts import Hyper, columns_of, reaches, sql_literal
+from tir_dagster.sandbox.tableau.extracts import (
+    ForeignKey,
+    Hyper,
+    StoredTable,
+    columns_of,
+    foreign_keys,
+    reaches,
+    sql_literal,
+    stored_tables,
+)
 
 
 @dataclass(frozen=True)
@@ -40,21 +49,17 @@ class Checker:
             raise BadPackageError("The .tds file has an extract, but the extract's file was not published with it.")
         return document
 
-    def hyper_file(self, path: Path) -> list[tuple[str, str, list[str]]]:
-        """(schema, table, columns) of everything in a bare extract file."""
+    def hyper_file(self, path: Path) -> tuple[list[StoredTable], list[ForeignKey]]:
+        """Everything in a bare extract file, and how its tables say that they refer to each other."""
         try:
             with self.hyper.open(path) as connection:
-                tables = [
-                    (name.schema_name.name.unescaped, name.name.unescaped)
-                    for schema in connection.catalog.get_schema_names()
-                    for name in connection.catalog.get_table_names(schema)
-                ]
-                found = [(schema, table, columns_of(connection, schema, table) or []) for schema, table in tables]
+                tables = stored_tables(connection)
+                keys = foreign_keys(connection, tables)
         except HyperException as error:
             raise BadPackageError("The extract is not a readable Hyper file.") from error
-        if not found:
+        if not tables:
             raise BadPackageError("The extract holds no table.")
-        return found
+        return tables, keys
 
     def _extract(self, package: Package, document: Document) -> None:
         member = package.member_at(document.extract_member)

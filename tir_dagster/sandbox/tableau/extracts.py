@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tableauhyperapi import Connection, CreateMode, HyperException, HyperProcess, TableName, Telemetry
@@ -82,6 +84,61 @@ def columns_of(connection: Any, schema: str, table: str) -> list[str] | None:
     if not connection.catalog.has_table(name):
         return None
     return [column.name.unescaped for column in connection.catalog.get_table_definition(name).columns]
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table of a Hyper file."""
+
+    schema: str
+    name: str
+    columns: tuple[str, ...]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.schema, self.name
+
+    @property
+    def title(self) -> str:
+        return f"[{self.schema}].[{self.name}]"
+
+
+@dataclass(frozen=True)
+class ForeignKey:
+    """Columns of a table that refer to the primary key of another: assumed by Hyper, never checked."""
+
+    table: StoredTable
+    columns: tuple[str, ...]
+    other: StoredTable
+    other_columns: tuple[str, ...]
+
+
+def stored_tables(connection: Any) -> list[StoredTable]:
+    """Everything in the file."""
+    places = [
+        (name.schema_name.name.unescaped, name.name.unescaped)
+        for schema in connection.catalog.get_schema_names()
+        for name in connection.catalog.get_table_names(schema)
+    ]
+    return [StoredTable(*place, tuple(columns_of(connection, *place) or ())) for place in places]
+
+
+def foreign_keys(connection: Any, tables: Sequence[StoredTable]) -> list[ForeignKey]:
+    """The foreign keys that the file declares, in the order of their declaration for each table."""
+    ask = connection.execute_list_query
+    places = ask("SELECT t.oid, n.nspname, t.relname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace")
+    by_place = {table.place: table for table in tables}
+    by_oid = {oid: by_place[schema, name] for oid, schema, name in places if (schema, name) in by_place}
+    columns = {(oid, number): name for oid, number, name in ask("SELECT attrelid, attnum, attname FROM pg_attribute")}
+    found = "FROM pg_constraint WHERE contype = 'f'"
+    sides: list[dict[Any, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for side, table, numbers in zip(sides, ("conrelid", "confrelid"), ("conkey", "confkey"), strict=True):
+        for owner, name, oid, number in ask(f"SELECT conrelid, conname, {table}, unnest({numbers}) {found}"):
+            side[owner, name].append(columns[oid, number])
+    return [
+        ForeignKey(by_oid[owner], tuple(sides[0][owner, name]), by_oid[other], tuple(sides[1][owner, name]))
+        for owner, name, other in ask(f"SELECT conrelid, conname, confrelid {found} ORDER BY conrelid, conname")
+    ]
 
 
 def create_table(connection: Any, schema: str, table: str, columns: Sequence[ExtractColumn]) -> None:

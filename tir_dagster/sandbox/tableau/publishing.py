@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tir_dagster.sandbox.tableau.archive import BadPackageError
 from tir_dagster.sandbox.tableau.content import Credentials, Publication, store_publication
 from tir_dagster.sandbox.tableau.document import Document
+from tir_dagster.sandbox.tableau.hyper_model import EXTRACT_MEMBER, NoStarError, document_of_hyper_file
 from tir_dagster.sandbox.tableau.wire import ApiError
-from tir_dagster.sandbox.tableau.xmltree import child, new_tree, serialise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tir_dagster.sandbox.tableau.server import Server
 
 KINDS = ("tdsx", "tds", "hyper")
+# The REST version of Tableau 2021.4, the first that takes several tables in a .hyper file.
+RELATES_SINCE = (3, 14)
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,9 @@ def publish_staged(
             server, session, staged.publication, path=path, suffix=suffix, document=document, also=also
         )
     except BadPackageError as error:
-        raise ApiError(
-            400011, f"There was a problem publishing the file '{staged.publication.name}'. {error}"
-        ) from error
+        # Seen of real servers: this code beside the words on fact tables.
+        code = 400000 if isinstance(error, NoStarError) else 400011
+        raise ApiError(code, f"There was a problem publishing the file '{staged.publication.name}'. {error}") from error
     finally:
         path.unlink(missing_ok=True)
         (server.root / "incoming" / staged.file).unlink(missing_ok=True)
@@ -70,45 +72,12 @@ def _checked(server: Server, staged: StagedPublish, path: Path) -> tuple[Documen
         return server.checker.package(path), path, ".tdsx"
     if staged.kind == "tds":
         return server.checker.plain_document(path), path, ".tds"
-    tables = server.checker.hyper_file(path)
-    text = _document_of_extract(staged.publication.name, tables)
+    tables, keys = server.checker.hyper_file(path)
+    if len(tables) > 1 and server.settings.current.version < RELATES_SINCE:
+        raise BadPackageError("The extract must hold exactly one table.")
+    text = document_of_hyper_file(staged.publication.name, tables, keys)
     wrapped = path.with_suffix(".tdsx")
     with zipfile.ZipFile(wrapped, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
         package.writestr("datasource.tds", text)
-        package.write(path, "Data/Extracts/datasource.hyper")
+        package.write(path, EXTRACT_MEMBER)
     return Document(text), wrapped, ".tdsx"
-
-
-def _document_of_extract(name: str, tables: list[tuple[str, str, list[str]]]) -> bytes:
-    """The document a server makes up for a .hyper file: a connection to the file and nothing to refresh it from."""
-    root = new_tree("datasource")
-    for key, value in (("formatted-name", name), ("inline", "true"), ("version", "18.1")):
-        root.set(key, value)
-    federated = child(root, "connection", {"class": "federated"})
-    named = child(child(federated, "named-connections"), "named-connection", caption=name, name="hyper.0")
-    child(
-        named,
-        "connection",
-        {
-            "authentication": "auth-none",
-            "class": "hyper",
-            "dbname": "Data/Extracts/datasource.hyper",
-            "default-settings": "yes",
-            "server": "",
-            "username": "tableau_internal_user",
-        },
-    )
-    for schema, table, _ in tables:
-        child(federated, "relation", connection="hyper.0", name=table, table=f"[{schema}].[{table}]", type="table")
-    records = child(federated, "metadata-records")
-    for _, table, columns in tables:
-        for column in columns:
-            record = child(records, "metadata-record", {"class": "column"})
-            for tag, value in (
-                ("remote-name", column),
-                ("local-name", f"[{column}]"),
-                ("parent-name", f"[{table}]"),
-                ("remote-alias", column),
-            ):
-                child(record, tag).text = value
-    return serialise(root, pretty=True)
