@@ -5,6 +5,7 @@ Good inputs are spoilt by a few edits, which reaches deeper than random bytes. `
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -17,11 +18,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from lxml import etree
 
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.engine import literal as hyper_literal
+from tir_dagster.hyper.package.matching import find_matches
+from tir_dagster.hyper.package.object_model import read_object_model
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.loading.formats import Shape, csv_pieces, json_pieces
 from tir_dagster.loading.values import LoadColumn
@@ -35,6 +39,7 @@ from tir_dagster.snowflake.names import literal as snowflake_literal
 from tir_dagster.snowflake.query import analyse, explain
 from tir_dagster.spec.reading import parse_declared
 from tir_dagster_tests.hyper.documents import FIELDS, SNOWFLAKE, document_of, edited, with_events
+from tir_dagster_tests.hyper.star_document import DECLARED, HYPER_TABLES, RELATED, STAR
 from tir_dagster_tests.spec.sample import ALERTS, GOOD
 
 EXAMPLES = 10_000 if "TIR_LONG" in os.environ else 100
@@ -194,6 +199,37 @@ def read(path: Path) -> None:
     with suppress(TirError):
         package = read_package(path)
         _ = package.is_bare, package.hyper_names, package.columns, package.last_increment
+
+
+@st.composite
+def rearranged(draw: st.DrawFn, text: str) -> str:
+    """The document with a few elements removed, repeated or copied elsewhere, and a few attributes swapped: still XML."""
+    root = etree.fromstring(text.encode())
+    for _ in range(draw(st.integers(1, 5))):
+        element, other = (draw(st.sampled_from([root, *root.iter(etree.Element)])) for _ in range(2))
+        match draw(st.sampled_from(["remove", "copy", "attribute", "text"])):
+            case "remove" if element is not root:
+                element.getparent().remove(element)
+            case "copy":
+                other.append(copy.deepcopy(element))
+            case "attribute" if element.attrib and other.attrib:
+                name, from_name = (draw(st.sampled_from(sorted(one.attrib))) for one in (element, other))
+                element.set(name, draw(st.one_of(st.just(other.get(from_name)), st.just(""))))
+            case _:
+                element.text = other.text
+    return etree.tostring(root, encoding="unicode")
+
+
+@fuzzed
+@given(spoilt(STAR) | rearranged(STAR))
+def test_the_logical_tables_of_a_document(document: str):
+    with suppress(TirError):
+        matches = find_matches(DECLARED, read_object_model(as_bytes(document)), HYPER_TABLES, relationships=RELATED)
+        if not matches.problems:
+            # Then each table and column of the file is filled, once.
+            assert sorted(map(str, HYPER_TABLES)) == sorted(str(match.physical) for match in matches.tables.values())
+            for match in matches.tables.values():
+                assert sorted(match.names.values()) == sorted(match.physical.columns)
 
 
 LOADED = [

@@ -171,6 +171,14 @@ def test_a_hyper_file_that_is_not_the_documents_is_told():
     )
 
 
+def test_a_column_of_the_file_is_filled_by_one_column_of_the_source_only():
+    model = model_of(("<remote-name>DAY1</remote-name>", "<remote-name>WEEK1</remote-name>"))
+    assert problems(model=model) == (
+        "its logical table Ship Date describes the columns WEEK1 of its Hyper file more than once",
+        f"the table {HYPER_TABLES[3]} of its Hyper file has the columns DAY1, which its document does not describe",
+    )
+
+
 def test_a_calculation_that_the_extract_stores_is_told():
     marker = "<metadata-record class='column'><remote-name>NAME</remote-name>"
     live, extract = STAR.split("<extract ")

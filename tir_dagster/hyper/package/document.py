@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -176,6 +177,29 @@ class Document:
         """How many rows the extract was limited to when it was made, or None."""
         count = attribute(self.extract, "count") or "-1"
         return None if count == "-1" else f"{count} {attribute(self.extract, 'units') or 'records'}"
+
+
+def document_differences(before: Document, after: Document) -> tuple[str, ...]:
+    """Return what differs besides what a refresh writes: the extract's update time, and its last event's value and rows."""
+    old_nodes, new_nodes = list(_nodes(before)), list(_nodes(after))
+    if len(old_nodes) != len(new_nodes):
+        return (f"{len(new_nodes)} nodes instead of {len(old_nodes)}",)
+    return tuple(
+        f"the {name} in line {line}"
+        for (name, line, old), (_, _, new) in zip(old_nodes, new_nodes, strict=True)
+        if old != new
+    )
+
+
+def _nodes(document: Document) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+    """Each element and comment: what messages call it, its line, and its content without what a refresh writes."""
+    events, data = document.event_elements(), document.data
+    for node in document.root.iter():
+        written: tuple[str, ...] = ("update-time",) if node is data else ()
+        if events and node is events[-1]:
+            written = ("increment-value", "rows-inserted")
+        attributes = [(key, value) for key, value in node.attrib.items() if bare(key) not in written]
+        yield bare(node.tag) or "comment", node.sourceline or 0, (node.tag, node.text, node.tail, attributes)
 
 
 def read_relation(element: Any) -> LiveRelation:

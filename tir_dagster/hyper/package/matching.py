@@ -278,6 +278,8 @@ def _columns(
     stored = [column.stored for column in logical.columns if column.stored]
     if calculated := [name for name in stored if name not in filled]:
         yield f"{subject} stores calculated fields ({', '.join(calculated)})"
+    if twice := [name for name, number in Counter(stored).items() if number > 1]:
+        yield f"{subject} describes the columns {', '.join(twice)} of its Hyper file more than once"
     if absent := sorted(filled - set(physical.columns)):
         yield f"the table {physical} of its Hyper file lacks the columns {', '.join(absent)}, which its document describes"
     if bare := [name for name in physical.columns if name not in filled and name not in stored]:

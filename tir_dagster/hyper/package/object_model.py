@@ -170,17 +170,31 @@ def _refused(name: str, problems: Sequence[str]) -> ExtractError:
 
 def _tables_of_the_extract(document: Document) -> Iterator[LogicalTable]:
     """What a document shows that was made before 2020.2, or by the server for a published Hyper file."""
-    records = document.records("extract") if document.data is not None else ()
-    live = {record.local_name: record.remote_name for record in document.records("live")}
-    stored_tables = document.extract_tables() if document.data is not None else ()
+    if document.data is None:
+        return
+    live_records, stored_records = _records(document)
+    sources = {record.local_name: record.remote_name for record in live_records}
+    stored_tables = document.extract_tables()
     for schema, table in stored_tables:
         columns = tuple(
-            LogicalColumn(record.local_name, live.get(record.local_name), record.remote_name)
-            for record in records
+            LogicalColumn(record.local_name, sources.get(record.local_name), record.remote_name)
+            for record in stored_records
             if len(stored_tables) == 1 or record.parent == table
         )
         relation = document.relation() if len(stored_tables) == 1 else None
         yield LogicalTable(table, table, relation, relation.table if relation else (), (schema, table), columns)
+
+
+def _records(document: Document) -> tuple[tuple[MetadataRecord, ...], tuple[MetadataRecord, ...]]:
+    """The columns of the live side and of the extract."""
+    if _is_only_hyper(document):
+        return (), document.records("live")
+    return document.records("live"), document.records("extract")
+
+
+def _is_only_hyper(document: Document) -> bool:
+    """Whether this is a published .hyper file, which has no extract beside its live side: it is both."""
+    return document.extract is None and document.data is not None
 
 
 class _Reader:
@@ -192,10 +206,8 @@ class _Reader:
             attribute(named, "name") or "": _place(child(named, "connection"))
             for named in descendants(live, "named-connection")
         }
-        # A published .hyper file has no extract beside its live side: it is both.
-        self.only_hyper = document.extract is None and document.data is not None
-        self.live = () if self.only_hyper else document.records("live")
-        self.stored = document.records("live" if self.only_hyper else "extract")
+        self.only_hyper = _is_only_hyper(document)
+        self.live, self.stored = _records(document)
         # By relation, the column of each local name.
         self.mapped: dict[str, dict[str, str]] = {}
         for entry in (entry for columns in children(live, "cols") for entry in children(columns, "map")):

@@ -12,7 +12,14 @@ from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.package.archive import Archive, bad_package, open_archive
-from tir_dagster.hyper.package.document import Document, LiveConnection, LiveRelation, MetadataRecord, RefreshEvent
+from tir_dagster.hyper.package.document import (
+    Document,
+    LiveConnection,
+    LiveRelation,
+    MetadataRecord,
+    RefreshEvent,
+    document_differences,
+)
 from tir_dagster.hyper.package.xmltext import UnreadableXmlError, attribute
 
 # How a document writes "no value".
@@ -207,10 +214,16 @@ def _in_line(document: Document, change: RefreshChange) -> bytes:
     if change.updated is not None:
         document.xml.set(document.data, "update-time", change.updated.astimezone(UTC).strftime("%m/%d/%Y %I:%M:%S %p"))
     edited = document.xml.edited()
-    if events and change.increment_value not in (None, Document(edited).events()[-1].increment_value):
+    after = Document(edited)
+    if events and change.increment_value not in (None, after.events()[-1].increment_value):
         raise ExtractError(
             f"The increment value {change.increment_value} could not be set: the refresh events of the document are written "
             "in an unknown way. Use the delivery `republish`, and report the document."
+        )
+    if differences := document_differences(document, after):
+        raise ExtractError(
+            f"The document could not be brought in line with its extract: besides the refresh, it would change {differences[0]}. "
+            "Nothing was published. Report the document, which is written in an unknown way."
         )
     return edited
 
