@@ -1,18 +1,16 @@
-"""What commands share: the declared extract or load of a name, and its Dagster jobs run in the command's own process."""
+"""What commands share: the Dagster jobs of an extract or load, run in the command's own process."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-from tir_dagster.errors import SpecError
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
@@ -20,22 +18,6 @@ from tir_dagster.spec.load import LoadSpec
 _CONSOLE = "console"
 # As `dagster dev -m tir_dagster.definitions` calls them.
 _LOCATION, _REPOSITORY = "tir_dagster.definitions", "__repository__"
-
-Spec = TypeVar("Spec", ExtractSpec, LoadSpec)
-
-
-def find_declared(specs: Sequence[Spec], name: str, kind: str) -> Spec:
-    """Return the extract or load of this name; raise SpecError with the declared names if there is none."""
-    by_name = {spec.name: spec for spec in specs}
-    if name not in by_name:
-        if by_name:
-            hint = f"The spec file declares {', '.join(by_name)}."
-        elif file := os.environ.get("TIR_SPECS"):
-            hint = f"{file} declares no {kind}s. Add it there, or name another file with --specs or TIR_SPECS."
-        else:
-            hint = "Name a spec file with --specs or TIR_SPECS."
-        raise SpecError(f"There is no {kind} {name!r}. {hint}")
-    return by_name[name]
 
 
 class JobRunner:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tir_dagster.cli.jobs import JobRunner, asset_events, find_declared
+from tir_dagster.cli.declared import find_declared
+from tir_dagster.cli.jobs import JobRunner, asset_events
 from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.home import dagster_instance

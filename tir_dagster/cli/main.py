@@ -11,17 +11,18 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import get_completion_class
 
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
+from tir_dagster.cli.declared import find_declared, nothing_declared
 from tir_dagster.cli.output import AS_JSON, FORM_VARIABLE, tell, working
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
@@ -35,9 +36,11 @@ from tir_dagster.sandbox.home import SandboxError
 from tir_dagster.spec.reading import json_schema, load_declared, load_specs
 
 if TYPE_CHECKING:
-    from tir_dagster.cli.refresh import RefreshOutcome
+    from tir_dagster.changes.plan import Mode
+    from tir_dagster.cli.refresh import Command, RefreshOutcome
     from tir_dagster.spec.extract import ExtractSpec
 
+Result = TypeVar("Result")
 _WATCH_SECONDS = 5.0
 # Commands that only read: stopping them changes nothing.
 _READING = {"plan", "status", "report", "history", "why", "schema"}
@@ -168,11 +171,10 @@ def plan(extract: str | None, span: str | None, *, full: bool, explain: bool, as
             raise click.UsageError("Name the extract: --slices, --full and --explain are about one.")
         _plan_all(specs, as_json=as_json)
         return
+    spec = find_declared(specs, extract, "extract")
     with working(f"tir plan {extract}"):
-        from tir_dagster.cli.jobs import find_declared
         from tir_dagster.cli.refresh import chosen_slices, command
 
-        spec = find_declared(specs, extract, "extract")
         slices = chosen_slices(spec, span)
         with command(spec, tell) as running:
             outlook = running.outlook(mode, slices, explain=explain)
@@ -180,22 +182,19 @@ def plan(extract: str | None, span: str | None, *, full: bool, explain: bool, as
 
 
 def _plan_all(specs: Sequence[ExtractSpec], *, as_json: bool) -> None:
-    """Print the plan of each extract; what is wrong with one of them does not hide the others."""
-    from tir_dagster.cli.overview.planning import one_line
-    from tir_dagster.cli.refresh import command
-
+    """Print the plan of each extract."""
+    if not specs and not as_json:
+        click.echo(nothing_declared())
+        return
     plans: list[dict[str, Any]] = []
     failed = 0
-    for spec in specs:
-        try:
-            with working(f"tir plan {spec.name}"), command(spec, tell) as running:
-                outlook = running.outlook("changes", ())
-        except StoppedError:
-            raise
-        except TirError as error:
+    from tir_dagster.cli.overview.planning import one_line
+
+    for spec, outlook in _each(specs, "plan", lambda running: running.outlook("changes", ())):
+        if isinstance(outlook, TirError):
             failed += 1
-            plans.append({"extract": spec.name, "error": str(error)})
-            line = f"{spec.name}: {click.style('there is no plan', fg='red')}: {error}"
+            plans.append({"extract": spec.name, "error": str(outlook)})
+            line = f"{spec.name}: {click.style('there is no plan', fg='red')}: {outlook}"
         else:
             plans.append(outlook.as_dict(()))
             line = one_line(outlook)
@@ -203,10 +202,29 @@ def _plan_all(specs: Sequence[ExtractSpec], *, as_json: bool) -> None:
             click.echo(line)
     if as_json:
         click.echo(json.dumps({"extracts": plans}))
-    elif not specs:
-        click.echo("Nothing is declared: name a spec file with --specs or TIR_SPECS.")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _each(
+    specs: Sequence[ExtractSpec], verb: str, work: Callable[[Command], Result]
+) -> Iterator[tuple[ExtractSpec, Result | TirError]]:
+    """Yield each extract with the result of the work, or with its error: what is wrong with one of them does not hide the others."""
+    from tir_dagster.cli.refresh import command
+
+    for number, spec in enumerate(specs, start=1):
+        result: Result | TirError
+        try:
+            with working(f"tir {verb} {spec.name}"):
+                if len(specs) > 1:
+                    tell(f"{spec.name}, {number} of {len(specs)}")
+                with command(spec, tell) as running:
+                    result = work(running)
+        except StoppedError:
+            raise
+        except TirError as error:
+            result = error
+        yield spec, result
 
 
 @tir.command(short_help="Show the state of all extracts and loads.")
@@ -218,6 +236,9 @@ def status(*, watch: bool, as_json: bool) -> None:
     Reads Dagster's log and the state folder only. Exit code 1 if one of them needs attention.
     """
     declared = load_declared()
+    if not (declared.extracts or declared.loads or as_json):
+        click.echo(nothing_declared())
+        return
     from tir_dagster.cli.overview.status import read_status, status_lines
     from tir_dagster.orchestration.home import dagster_instance
 
@@ -250,11 +271,9 @@ def report(extract: str, *, target: Path | None, is_opened: bool, as_json: bool)
     It reads Dagster's log and the state folder only. The page needs no network. It shows no rows, but
     names of slices, and warnings that may name keys.
     """
-    specs = load_specs()
-    from tir_dagster.cli.jobs import find_declared
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(specs, extract, "extract")
     with working(f"tir report {extract}"), dagster_instance() as instance:
         from tir_dagster.cli.overview.report import write_report
 
@@ -266,6 +285,7 @@ def report(extract: str, *, target: Path | None, is_opened: bool, as_json: bool)
 
 @tir.command(short_help="Find what changed, replace it, publish.")
 @click.argument("extract", required=False)
+@click.option("--all", "is_all", is_flag=True, help="Refresh every extract of the spec file, one after another.")
 @MODE_SLICES
 @MODE_FULL
 @click.option("--allow-empty", is_flag=True, help="Continue even if the source is empty or lost many rows.")
@@ -276,31 +296,75 @@ def refresh(
     extract: str | None,
     span: str | None,
     *,
+    is_all: bool,
     full: bool,
     allow_empty: bool,
     hints: tuple[str, ...],
     profile: bool,
     as_json: bool,
 ) -> None:
-    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails."""
+    """Refresh EXTRACT: find what changed, replace those keys, publish. Exit code 1 if it fails.
+
+    With --all, one that fails does not keep the others from their refresh; exit code 1 if any failed.
+    """
     mode, specs = _mode(span, full=full), load_specs()
+    if is_all:
+        if extract or span or hints:
+            raise click.UsageError("--all refreshes every extract: leave the name, --slices and --hint out.")
+        _refresh_all(specs, mode, allow_empty=allow_empty, profile=profile, as_json=as_json)
+        return
     if extract is None:
         names = ", ".join(spec.name for spec in specs)
-        which = f"The spec file declares {names}." if names else "Name a spec file with --specs or TIR_SPECS."
-        raise click.UsageError(f"Name the extract to refresh. {which} tir plan shows what each of them would move.")
+        which = f"The spec file declares {names}." if names else nothing_declared()
+        raise click.UsageError(
+            f"Name the extract to refresh, or --all. {which} tir plan shows what each of them would move."
+        )
+    spec = find_declared(specs, extract, "extract")
     with working(f"tir refresh {extract}"):
-        from tir_dagster.cli.jobs import find_declared
         from tir_dagster.cli.refresh import chosen_slices, command
 
-        spec = find_declared(specs, extract, "extract")
         slices = chosen_slices(spec, span)
         with command(spec, tell) as running:
             outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
     click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
     if profile:
-        from tir_dagster.refresh.profile import profile_table
+        _print_profile(outcome)
 
-        click.echo(profile_table(outcome.profile), err=True)
+
+def _refresh_all(specs: Sequence[ExtractSpec], mode: Mode, *, allow_empty: bool, profile: bool, as_json: bool) -> None:
+    """Refresh each extract and print what became of it, then a summary."""
+    if not specs:
+        raise click.UsageError(nothing_declared())
+    begun = time.monotonic()
+    outcomes: list[dict[str, Any]] = []
+    counts = {"refreshed": 0, "with nothing to do": 0, "failed": 0}
+    for spec, outcome in _each(specs, "refresh", lambda running: running.refresh(mode, (), allow_empty=allow_empty)):
+        if isinstance(outcome, TirError):
+            counts["failed"] += 1
+            outcomes.append({"extract": spec.name, "error": str(outcome)})
+            text = f"{spec.name}: {click.style('failed', fg='red')}: {outcome}"
+        else:
+            counts["with nothing to do" if outcome.decision == "none" else "refreshed"] += 1
+            outcomes.append(outcome.as_dict())
+            text = _outcome_text(spec, outcome)
+        if not as_json:
+            click.echo(text)
+        if profile and not isinstance(outcome, TirError):
+            _print_profile(outcome)
+    if as_json:
+        click.echo(json.dumps({"extracts": outcomes}))
+    else:
+        summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        extracts = "1 extract" if len(specs) == 1 else f"{len(specs)} extracts"
+        click.echo(f"{extracts}: {summary} ({time.monotonic() - begun:.1f} s).")
+    if counts["failed"]:
+        raise click.exceptions.Exit(1)
+
+
+def _print_profile(outcome: RefreshOutcome) -> None:
+    from tir_dagster.refresh.profile import profile_table
+
+    click.echo(profile_table(outcome.profile), err=True)
 
 
 def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tir_dagster.cli.declared import find_declared
 from tir_dagster.cli.output import AS_JSON
 from tir_dagster.spec.reading import load_specs
 
@@ -30,11 +31,10 @@ def revisions(extract: str, revision: str | None, target: Path | None, *, force:
     `--fetch 3 --to orders.tdsx` fetches a revision from the server, `--fetch v00000012 --to orders.hyper` a version.
     """
     _check(revision, target, force=force)
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli import kept_revisions as work
-    from tir_dagster.cli.jobs import find_declared
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(load_specs(), extract, "extract")
     if revision is None or target is None:
         with dagster_instance() as instance:
             listed = work.list_revisions(spec, instance)

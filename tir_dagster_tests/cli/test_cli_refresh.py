@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -195,3 +197,36 @@ def test_detectors_that_contradict_each_other_are_refused(specs):
 
 def test_a_hint_file_that_is_not_there_is_named(specs):
     assert "nothing.json cannot be read" in refused("refresh", "orders", "--hint", "@nothing.json")
+
+
+@pytest.mark.parametrize("arguments", [["orders"], ["--slices", "2025-03"], ["--hint", "{}"]])
+def test_all_is_not_about_one_extract(specs, arguments):
+    assert "leave the name, --slices and --hint out" in refused("refresh", "--all", *arguments)
+
+
+def test_without_a_name_the_declared_extracts_are_named(specs):
+    assert "Name the extract to refresh, or --all. The spec file declares orders." in refused("refresh")
+
+
+def test_of_several_names_the_nearest_one_is_meant(specs):
+    specs.write_text(
+        GOOD + GOOD.partition("extracts:\n")[2].replace("orders", "sales").replace("Orders", "Sales"), encoding="utf-8"
+    )
+    assert "There is no extract 'oders'. Did you mean orders? The spec file declares orders, sales." in refused(
+        "plan", "oders"
+    )
+
+
+@pytest.mark.parametrize("command", ["status", "plan"])
+def test_without_a_spec_file_the_answer_does_not_wait_for_dagster(tmp_path, command):
+    (tmp_path / "extracts.yaml").write_text(GOOD, encoding="utf-8")
+    code = f"import sys; from tir_dagster.cli.main import tir; tir(['{command}'], standalone_mode=False); print('dagster' in sys.modules)"
+    env = {name: value for name, value in os.environ.items() if name != "TIR_SPECS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    answer, has_dagster = done.stdout.splitlines()
+    assert answer.endswith(
+        "name a spec file with --specs or TIR_SPECS. There is one here: export TIR_SPECS=extracts.yaml"
+    )
+    assert has_dagster == "False"

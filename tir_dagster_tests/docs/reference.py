@@ -188,6 +188,7 @@ def json_page() -> str:
         "# What `--json` prints\n",
         "One object on standard output; if the command fails, nothing. Fields are added in later versions, never renamed or removed without",
         "a note in the [changelog](../../CHANGELOG.md). `tir plan`: see its own help; `tir schema`: the [schema](extracts.schema.json).",
+        "`tir refresh --all` and `tir plan` without a name: an object with `extracts`, a list of what is printed of each, or of `extract` and `error`.",
     ]
     for command, kind in JSON.items():
         lines += [f"\n## `{command} --json`\n", f"{_first_line(kind)}\n", *_fields(kind)]

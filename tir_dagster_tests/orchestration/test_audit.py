@@ -279,6 +279,23 @@ def test_a_plan_counts_what_the_refresh_then_moves(restored: Place, say: Say):
     assert "takes       about " in text, "as the refreshes before it took"
 
 
+def test_all_are_refreshed_although_one_of_them_fails(restored: Place, say: Say, monkeypatch: pytest.MonkeyPatch):
+    restored.touch("one of all")
+    one = restored.spec_text.partition("extracts:\n")[2].replace("orders", "lost").replace("MYTABLE", "NO_SUCH_TABLE")
+    one = one.replace("mydatasource", "lost")
+    both = restored.folder / "both.yaml"
+    both.write_text(f"extracts:\n{one}{restored.spec_text.partition('extracts:')[2]}", encoding="utf-8")
+    monkeypatch.setenv("TIR_SPECS", str(both))
+    lost, orders = say("refresh", "--all", "--json", code=FAILED)["extracts"]
+    assert (lost["extract"], orders["extract"], orders["decision"]) == ("lost", "orders", "incremental")
+    assert "NO_SUCH_TABLE" in lost["error"]
+    assert restored.published_rows() == restored.source_rows()
+    text = say("refresh", "--all", code=FAILED)
+    assert "orders, 2 of 2" in text, "progress says which one it is about"
+    assert "\norders: nothing to do" in text
+    assert re.search(r"^2 extracts: 1 with nothing to do, 1 failed \(\d+\.\d s\)\.$", text, re.MULTILINE)
+
+
 def test_a_changed_spec_is_shown_as_a_difference(restored: Place, say: Say, monkeypatch: pytest.MonkeyPatch):
     changed = restored.folder / "changed.yaml"
     changed.write_text(

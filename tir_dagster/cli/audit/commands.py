@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from tir_dagster.cli.declared import find_declared
 from tir_dagster.cli.output import AS_JSON, tell, working
 from tir_dagster.spec.reading import load_specs
 
@@ -35,13 +36,11 @@ def verify(
     """
     if values and not rows:
         raise click.UsageError("--values shows the values of rows that differ. Add --rows, or leave --values out.")
-    specs = load_specs()
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli.audit import verify as work
-    from tir_dagster.cli.jobs import find_declared
     from tir_dagster.cli.refresh import Command
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(specs, extract, "extract")
     with working(f"tir verify {extract}"), dagster_instance() as instance:
         command = Command(spec, instance, tell)
 
@@ -73,12 +72,10 @@ def verify(
 @AS_JSON
 def history(extract: str, *, limit: int, as_json: bool) -> None:
     """List what was published of EXTRACT: versions, their source version and rows, who started them, and where they are kept."""
-    specs = load_specs()
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli.audit import history as work
-    from tir_dagster.cli.jobs import find_declared
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(specs, extract, "extract")
     with working(f"tir history {extract}"), dagster_instance() as instance:
         listed = work.list_history(spec, instance, limit=limit)
     if as_json:
@@ -106,12 +103,10 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
     """
     if bool(keys) == bool(slice_name):
         raise click.UsageError("Give either --key or --slice.")
-    specs = load_specs()
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli.audit import history as work
-    from tir_dagster.cli.jobs import find_declared
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(specs, extract, "extract")
     with working(f"tir why {extract}"), dagster_instance() as instance:
         answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column)
     click.echo(json.dumps(asdict(answer)) if as_json else "\n".join(work.why_lines(answer)))
@@ -128,12 +123,10 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
 @AS_JSON
 def rollback(extract: str, *, version: str, hold: bool, reason: str, dry_run: bool, as_json: bool) -> None:
     """Publish VERSION of EXTRACT again, guarded and confirmed like a refresh. The next refresh brings it up to date again."""
-    specs = load_specs()
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli.audit import rollback as work
-    from tir_dagster.cli.jobs import find_declared
     from tir_dagster.orchestration.home import dagster_instance
 
-    spec = find_declared(specs, extract, "extract")
     with working(f"tir rollback {extract}"), dagster_instance() as instance:
         outcome = work.roll_back(spec, instance, version, hold=reason if hold else "", dry_run=dry_run, progress=tell)
     click.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentence)
@@ -144,10 +137,8 @@ def rollback(extract: str, *, version: str, hold: bool, reason: str, dry_run: bo
 @AS_JSON
 def release(extract: str, *, as_json: bool) -> None:
     """End the hold that `tir rollback --hold` put on EXTRACT: sensors and refreshes work again."""
-    specs = load_specs()
+    spec = find_declared(load_specs(), extract, "extract")
     from tir_dagster.cli.audit.rollback import release_hold
-    from tir_dagster.cli.jobs import find_declared
 
-    spec = find_declared(specs, extract, "extract")
     sentence, was_held = release_hold(spec)
     click.echo(json.dumps({"extract": extract, "released": was_held}) if as_json else sentence)

@@ -14,6 +14,7 @@ from dagster._utils.schedules import cron_string_iterator
 
 from tir_dagster.alerts.text import span
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
+from tir_dagster.cli.declared import nothing_declared
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.commands import alert_storage
 from tir_dagster.orchestration.checks import known_drift
@@ -228,7 +229,7 @@ def _shortened(version: str) -> str:
 def status_lines(status: Status, now: datetime) -> list[str]:
     """Return the screen: a line for each, their notes below, and a summary."""
     if not status.lines:
-        return ["Nothing is declared: name a spec file with --specs or TIR_SPECS."]
+        return [nothing_declared()]
     table = [("name", "", "state", "refreshed", "rows", "data as of", "version", "next")]
     for line in status.lines:
         ago = f"{_ago(line.last, now)} ago" if line.last else ""
