@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -254,6 +255,22 @@ def test_a_published_hyper_file_is_found_by_the_names_of_its_tables(graph: str):
     matched = match_tables((ORDERS, CUSTOMERS), model, tables, relationships=[declared] if graph else [])
     assert {name: match.physical for name, match in matched.items()} == {"orders": tables[0], "customers": tables[1]}
     assert matched["orders"].names == {name: name for name in ORDERS.columns}
+
+
+def test_a_hyper_file_from_an_extract_is_found_without_what_tableau_added_to_its_names():
+    model = read_object_model(HYPER_ONLY.replace("orders", STORED["ORDERS"]).replace("%s", "").encode())
+    tables = (HYPER_TABLES[0], PhysicalTable("Extract", "customers", CUSTOMERS.columns))
+    assert match_tables((ORDERS, CUSTOMERS), model, tables)["orders"].physical == HYPER_TABLES[0]
+
+
+def test_the_tables_of_a_join_that_are_stored_one_by_one_are_no_logical_tables():
+    older = re.sub(r"<_\.fcp\.\w+\.true\.\.\.object-graph>.*object-graph>", "", STAR, flags=re.DOTALL)
+    model = read_object_model(older.replace(STORED["ORDERS"], "orders").encode())
+    stored = (replace(HYPER_TABLES[0], name="orders"), *HYPER_TABLES[1:])
+    joined = (
+        "its logical table orders joins several tables; make the join a query of the spec, and custom SQL in Tableau"
+    )
+    assert joined in problems(DECLARED[:1], model, stored)
 
 
 def test_all_problems_are_one_error_that_says_what_to_do(model: ObjectModel):

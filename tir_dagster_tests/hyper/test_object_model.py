@@ -34,7 +34,6 @@ def test_every_logical_table_has_its_source_its_stored_table_and_the_columns_of_
         assert [(column.source, column.local_name, column.stored) for column in table.columns] == [
             (source, f"[{local}]", stored) for source, local, stored in COLUMNS[table.caption]
         ]
-    assert model.increment_table == STORED["ORDERS"]
 
 
 def test_relationships_have_their_columns_and_options_on_the_right_sides():

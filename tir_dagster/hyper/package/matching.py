@@ -14,8 +14,8 @@ from tir_dagster.hyper.package.object_model import LogicalTable, ObjectModel, Re
 from tir_dagster.snowflake.names import TableName
 from tir_dagster.snowflake.query import same_query
 
-# What Tableau adds to the name of a table when it stores it.
-_SUFFIX = re.compile(r"_[0-9A-Fa-f]{32}$")
+# What Tableau adds to the name of a table when it stores it: `ORDERS (PUBLIC.ORDERS)_4F2A…`.
+_SUFFIX = re.compile(r"( \([^()]*\))?_[0-9A-Fa-f]{32}$")
 Cardinality = Literal["many_to_one", "one_to_many", "one_to_one", "many_to_many"]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from tir_dagster.errors import ExtractError
@@ -118,16 +119,6 @@ class ObjectModel:
 
     tables: tuple[LogicalTable, ...]
     relationships: tuple[Relationship, ...]
-    # The logical table to which an incremental refresh by Tableau adds rows.
-    increment_table: str | None = field(default=None)
-
-    def table(self, object_id: str) -> LogicalTable | None:
-        return next((table for table in self.tables if table.id == object_id), None)
-
-    def column(self, local_name: str) -> tuple[LogicalTable, LogicalColumn] | None:
-        """The column of that local name, which is unique in a datasource, and the table that it belongs to."""
-        pairs = ((table, column) for table in self.tables for column in table.columns)
-        return next(((table, column) for table, column in pairs if column.local_name == local_name), None)
 
 
 def read_object_model(document: Document | bytes, *, name: str = "") -> ObjectModel:
@@ -155,7 +146,6 @@ def read_object_model(document: Document | bytes, *, name: str = "") -> ObjectMo
     model = ObjectModel(tables, tuple(_relationship(element) for element in lines))
     if problems := list(_contradictions(model)):
         raise _refused(name, problems)
-    model = replace(model, increment_table=_increment_table(document, model))
     owners = {column.local_name: table.id for table in tables for column in table.columns}
     return replace(model, relationships=tuple(_oriented(line, owners) for line in model.relationships))
 
@@ -174,14 +164,16 @@ def _tables_of_the_extract(document: Document) -> Iterator[LogicalTable]:
         return
     live_records, stored_records = _records(document)
     sources = {record.local_name: record.remote_name for record in live_records}
-    stored_tables = document.extract_tables()
+    stored_tables, relation = document.extract_tables(), document.relation()
+    if relation is not None and len(stored_tables) > 1:
+        # The tables of a join, stored one by one.
+        relation = LiveRelation("other", "")
     for schema, table in stored_tables:
         columns = tuple(
             LogicalColumn(record.local_name, sources.get(record.local_name), record.remote_name)
             for record in stored_records
             if len(stored_tables) == 1 or record.parent == table
         )
-        relation = document.relation() if len(stored_tables) == 1 else None
         yield LogicalTable(table, table, relation, relation.table if relation else (), (schema, table), columns)
 
 
@@ -220,21 +212,21 @@ class _Reader:
         }
 
     def tables(self, objects: Sequence[Any]) -> Iterator[LogicalTable]:
-        live_records, stored_records = _by_object(self.live), _by_object(self.stored)
-        live_parents, stored_parents = _by_parent(self.live), _by_parent(self.stored)
+        live_of, stored_of = (_grouped(records, attrgetter("object_id")) for records in (self.live, self.stored))
+        live_in, stored_in = (_grouped(records, attrgetter("parent")) for records in (self.live, self.stored))
         for element in objects:
             object_id = attribute(element, "id") or ""
             live_element = None if self.only_hyper else _relation_in(element, "")
             relation = None if live_element is None else read_relation(live_element)
             extract_element = _relation_in(element, "" if self.only_hyper else "extract")
-            stored_here = stored_records.get(object_id, [])
+            stored_here = stored_of.get(object_id, [])
             if extract_element is not None and attribute(extract_element, "table"):
                 stored: tuple[str, str] | None = schema_and_table(attribute(extract_element, "table"))
             else:
                 stored = self._stored_by(stored_here)
-            live_here = live_records.get(object_id) or live_parents.get(relation.name if relation else "", [])
+            live_here = live_of.get(object_id) or live_in.get(relation.name if relation else "", [])
             if not stored_here and stored is not None:
-                stored_here = stored_parents.get(stored[1], [])
+                stored_here = stored_in.get(stored[1], [])
             name = attribute(extract_element if self.only_hyper else live_element, "name")
             yield LogicalTable(
                 id=object_id,
@@ -273,19 +265,13 @@ def _place(connection: Any) -> tuple[str, ...]:
     return (attribute(connection, "dbname") or "", attribute(connection, "schema") or "")
 
 
-def _by_object(records: Sequence[MetadataRecord]) -> dict[str, list[MetadataRecord]]:
-    grouped: dict[str, list[MetadataRecord]] = {}
+def _grouped(
+    records: Sequence[MetadataRecord], key: Callable[[MetadataRecord], str]
+) -> dict[str, list[MetadataRecord]]:
+    groups: dict[str, list[MetadataRecord]] = {}
     for record in records:
-        if record.object_id:
-            grouped.setdefault(record.object_id, []).append(record)
-    return grouped
-
-
-def _by_parent(records: Sequence[MetadataRecord]) -> dict[str, list[MetadataRecord]]:
-    grouped: dict[str, list[MetadataRecord]] = {}
-    for record in records:
-        grouped.setdefault(record.parent, []).append(record)
-    return grouped
+        groups.setdefault(key(record), []).append(record)
+    return groups
 
 
 def _relation_in(element: Any, context: str) -> Any:
@@ -369,12 +355,3 @@ def _contradictions(model: ObjectModel) -> Iterator[str]:
                 yield f"a relationship leads to the logical table {end.table or 'without an id'}, which it does not have"
         if line.first.table == line.second.table:
             yield f"a relationship leads from the logical table {line.first.table} to itself"
-
-
-def _increment_table(document: Document, model: ObjectModel) -> str | None:
-    """Which table incremental refreshes continue: the extract names it; else it is the one that has the increment key."""
-    object_id = attribute(document.extract, "object-id")
-    if object_id and model.table(object_id) is not None:
-        return object_id
-    place = model.column(attribute(document.refresh, "increment-key") or "")
-    return place[0].id if place else None
