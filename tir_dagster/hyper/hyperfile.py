@@ -109,6 +109,11 @@ def _sql_type(described: Any) -> str:
     return _SQL_TYPES.get(text, text)
 
 
+def columns_at(connection: Any, schema: str, name: str) -> tuple[FileColumn, ...]:
+    """The columns of one of several tables."""
+    return _columns(connection, schema, name)
+
+
 def _file_version(path: Path) -> int:
     with path.open("rb") as file:
         return file.read(_VERSION_BYTE + 1)[_VERSION_BYTE]

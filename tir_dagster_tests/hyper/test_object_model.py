@@ -20,7 +20,7 @@ from tir_dagster_tests.hyper.star_document import COLUMNS, HYPER_GRAPH, HYPER_ON
 
 
 def read(text: str) -> ObjectModel:
-    return read_object_model(text.encode(), name="Star")
+    return read_object_model(text.encode(), name="datasource Star")
 
 
 def test_every_logical_table_has_its_source_its_stored_table_and_the_columns_of_both():

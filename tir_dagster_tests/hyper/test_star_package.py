@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,11 +53,16 @@ RELATED = (
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hyper_process() -> Iterator[HyperProcess]:
+    with HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def package(hyper_process: HyperProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As Desktop publishes it after its first full refresh."""
     folder = tmp_path_factory.mktemp("star")
-    with HyperProcess(Telemetry.DO_NOT_SEND_USAGE_DATA_TO_TABLEAU, parameters={"log_config": ""}) as process:
-        return star_package(folder / "star.tdsx", SNOWFLAKE, rows=ROWS, hyper=process.endpoint)
+    return star_package(folder / "star.tdsx", SNOWFLAKE, rows=ROWS, hyper=hyper_process.endpoint)
 
 
 def tables_of(hyper: Path) -> list[PhysicalTable]:
@@ -112,6 +117,26 @@ def test_after_other_rows_the_package_is_equal_but_for_the_refresh(package: Path
     with connect(back) as connection:
         rows = connection.execute_list_query(f'SELECT "PRODUCT", "COLOR" FROM {place} ORDER BY 1')
     assert rows == [[10, "red"], [11, "blue"]]
+
+
+@pytest.mark.parametrize(
+    ("increment", "value"),
+    [(("SALES", "SALE_ID"), "2"), (("SALES", "DAY"), "#2026-04-02#"), (("PRODUCTS", "PRODUCT"), "10")],
+)
+def test_the_increment_value_is_that_of_the_table_that_has_the_key(
+    hyper_process: HyperProcess, tmp_path: Path, increment: tuple[str, str], value: str
+):
+    source = read_package(
+        star_package(tmp_path / "star.tdsx", SNOWFLAKE, rows=ROWS, increment=increment, hyper=hyper_process.endpoint)
+    )
+    assert source.increment_table == ("Extract", EXTRACT_NAMES[increment[0]])
+    hyper = extract_hyper(source, tmp_path / "star.hyper")
+    for table, most in (("SALES", "SALE_ID"), ("PRODUCTS", "PRODUCT")):
+        with connect(hyper) as connection:
+            place = quoted("Extract", EXTRACT_NAMES[table])
+            connection.execute_command(f"DELETE FROM {place} WHERE {quoted(most)} IN (3, 4, 11)")
+    written = packed(source, "star.tdsx", hyper=hyper, refresh=refresh_change(source, hyper)).write(tmp_path / "w.tdsx")
+    assert read_package(written).last_increment == value
 
 
 @pytest.mark.parametrize(

@@ -121,11 +121,11 @@ class ObjectModel:
     relationships: tuple[Relationship, ...]
 
 
-def read_object_model(document: Document | bytes, *, name: str = "") -> ObjectModel:
+def read_object_model(document: Document | bytes, *, name: str = "datasource") -> ObjectModel:
     """Read the object graph; a document without one has a logical table for each table of its extract.
 
-    Raise ExtractError for text that is no datasource, and for a graph that contradicts itself. `name` is the
-    datasource's in messages.
+    Raise ExtractError for text that is no datasource, and for a graph that contradicts itself. `name` is
+    what messages call the datasource.
     """
     try:
         document = document if isinstance(document, Document) else Document(document)
@@ -151,9 +151,8 @@ def read_object_model(document: Document | bytes, *, name: str = "") -> ObjectMo
 
 
 def _refused(name: str, problems: Sequence[str]) -> ExtractError:
-    whose = f"of the datasource {name} " if name else ""
     return ExtractError(
-        f"The document {whose}cannot be used: {'; '.join(problems)}. Nothing was touched. "
+        f"The document of the {name} cannot be used: {'; '.join(problems)}. Nothing was touched. "
         "Download it again, or open it with Tableau Desktop, save it and publish it anew."
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from tir_dagster.errors import ExtractError
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.engine import connect, quoted
-from tir_dagster.hyper.hyperfile import look_at
+from tir_dagster.hyper.hyperfile import columns_at, look_at
 from tir_dagster.hyper.package.archive import Archive, bad_package, open_archive
 from tir_dagster.hyper.package.document import (
     Document,
@@ -73,6 +73,12 @@ class Package:
     def increment_column(self) -> str | None:
         """The increment key's column in the Hyper file."""
         return _remote(self.columns, self.increment_key)
+
+    @property
+    def increment_table(self) -> tuple[str, str]:
+        """Schema and name of the table in the Hyper file that has the increment key."""
+        parents = {record.parent for record in self.columns if record.local_name == self.increment_key}
+        return next((table for table in self.tables if table[1] in parents), None) or self.table
 
     @property
     def increment_source(self) -> str | None:
@@ -244,8 +250,13 @@ def greatest_increment(package: Package, hyper: Path) -> str | None:
         return None
     column = package.increment_column
     with connect(hyper) as connection:
-        table = look_at(connection, hyper)
-        stored = next((file_column for file_column in table.columns if file_column.name == column), None)
+        if len(package.tables) > 1:
+            table_sql = quoted(*package.increment_table)
+            columns = columns_at(connection, *package.increment_table)
+        else:
+            table = look_at(connection, hyper)
+            table_sql, columns = table.sql, table.columns
+        stored = next((file_column for file_column in columns if file_column.name == column), None)
         if stored is None or stored.type not in (*_INTEGERS, *_MOMENTS):
             problem = "is not in the extract" if stored is None else f"is {stored.type}"
             raise ExtractError(
@@ -254,7 +265,7 @@ def greatest_increment(package: Package, hyper: Path) -> str | None:
             )
         zoned = " AT TIME ZONE 'UTC'" if stored.type == "TIMESTAMPTZ" else ""
         greatest = f"CAST(MAX({quoted(stored.name)}){zoned} AS TEXT)"
-        value = connection.execute_scalar_query(f"SELECT {greatest} FROM {table.sql}")
+        value = connection.execute_scalar_query(f"SELECT {greatest} FROM {table_sql}")
     if value is None:
         return NO_VALUE
     return str(value) if stored.type in _INTEGERS else f"#{value}#"
