@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tableauhyperapi import HyperException
 
 from tir_dagster.sandbox.tableau.archive import MAX_DOCUMENT_BYTES, BadPackageError, Package
-from tir_dagster.sandbox.tableau.document import NO_VALUE, Document
+from tir_dagster.sandbox.tableau.document import NO_VALUE, Document, stored_place
 from tir_dagster.sandbox.tableau.extracts import (
     ForeignKey,
     Hyper,
@@ -21,6 +21,11 @@ from tir_dagster.sandbox.tableau.extracts import (
     sql_literal,
     stored_tables,
 )
+from tir_dagster.sandbox.tableau.object_graph import owners_of
+from tir_dagster.sandbox.tableau.xmltree import attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Checker:
             try:
                 with self.hyper.open(copy) as connection:
                     _check_tables(connection, document)
+                    _check_object_graph(connection, document)
                     _check_increment(connection, document, beyond_data=self.increment_beyond_data)
             except HyperException as error:
                 raise BadPackageError(f"The extract {member!r} is not a readable Hyper file.") from error
@@ -85,12 +91,57 @@ def _check_tables(connection: Any, document: Document) -> None:
         if columns is None:
             raise BadPackageError(f"The extract has no table [{schema}].[{table}], which the .tds names.")
         described = [column for column, _ in document.extract_records(table, name)]
-        if not document.is_bare_extract and sorted(described) != sorted(columns):
-            odd = sorted(set(described) ^ set(columns))
-            raise BadPackageError(f"The columns of [{schema}].[{table}] are not those the .tds describes: {odd}.")
+        if not document.is_bare_extract:
+            _check_columns(StoredTable(schema, table, tuple(columns)), described)
     known = {name for _, table, relation in tables for name in (table, relation)}
     if strangers := sorted(document.record_parents - known):
         raise BadPackageError(f"The .tds describes columns of extract tables it does not name: {strangers}.")
+
+
+def _check_columns(table: StoredTable, described: Sequence[str]) -> None:
+    if sorted(described) != sorted(table.columns):
+        odd = sorted(set(described) ^ set(table.columns))
+        raise BadPackageError(f"The columns of {table.title} are not those the .tds describes: {odd}.")
+
+
+def _check_object_graph(connection: Any, document: Document) -> None:
+    """Several logical tables: each has its own table and columns in the Hyper file, and relationships hold them together."""
+    graph = document.object_graph
+    if len(graph.objects) < 2:
+        return
+    graph.check_ids()
+    context = "" if document.is_live_to_hyper else "extract"
+    if without := [entry.caption for entry in graph.objects if context not in entry.relations]:
+        raise BadPackageError(f"Logical tables of the .tds are not in its extract: {without}.")
+    relations = {entry.id: entry.relations[context] for entry in graph.objects}
+    _check_stored_objects(connection, document, relations)
+    columns = document.recorded_columns()
+    graph.check_relationships(owners_of([(column.local_name, column.object_id) for column in columns]))
+    if document.increment.key and document.increment_table() is None:
+        raise BadPackageError(
+            f"The increment key {document.increment.key} is no column of the logical table {document.increment_object!r}."
+        )
+    mapped = document.mapped_columns()
+    if mapped is not None and mapped != {column.local_name: (column.parent, column.name) for column in columns}:
+        raise BadPackageError("The list of columns (cols) beside the extract's columns is not theirs.")
+
+
+def _check_stored_objects(connection: Any, document: Document, relations: Mapping[str, Any]) -> None:
+    """`relations` has each object's relation in the Hyper file by the object's id."""
+    places = {object_id: stored_place(relation) for object_id, relation in relations.items()}
+    if sorted(places.values()) != sorted(document.collected_tables()):
+        raise BadPackageError(
+            "The collection of tables beside the extract's columns is not that of the logical tables."
+        )
+    stored = {table.place: table for table in stored_tables(connection)}
+    if strangers := sorted(stored[place].title for place in set(stored) - set(places.values())):
+        raise BadPackageError(f"The extract has tables that the .tds does not name: {strangers}.")
+    for object_id, place in places.items():
+        names = (place[1], attribute(relations[object_id], "name"))
+        own = [column for column in document.recorded_columns() if column.parent in names]
+        if any(column.object_id != object_id for column in own):
+            raise BadPackageError(f"Columns of {stored[place].title} do not say that they belong to {object_id}.")
+        _check_columns(stored[place], [column.name for column in own])
 
 
 def _check_increment(connection: Any, document: Document, *, beyond_data: bool) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.sandbox.tableau.archive import BadPackageError
+from tir_dagster.sandbox.tableau.object_graph import ObjectGraph, read_object_graph
 from tir_dagster.sandbox.tableau.xmltree import (
     UnsafeXmlError,
     attribute,
@@ -58,6 +59,8 @@ class LogicalTable:
     extract_schema: str
     extract_table: str
     extract_name: str
+    # Empty where a document has no object graph.
+    object_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,16 @@ class Increment:
     key: str
     enabled: bool
     last_value: str | None
+
+
+@dataclass(frozen=True)
+class RecordedColumn:
+    """A column as the document describes it in the Hyper file: its name there, its local name in brackets, and whose it is."""
+
+    name: str
+    local_name: str
+    parent: str
+    object_id: str
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,7 @@ class Document:
                 attribute(part, "context") or "": first(part, "relation") for part in children(entry, "properties")
             }
             if sides.get("") is not None and sides.get("extract") is not None:
-                tables.append(_logical_table(sides[""], sides["extract"]))
+                tables.append(_logical_table(sides[""], sides["extract"], attribute(entry, "id") or ""))
         if tables:
             return tables
         live = first(first(self._root, "connection"), "relation")
@@ -191,6 +204,43 @@ class Document:
         return []
 
     @property
+    def object_graph(self) -> ObjectGraph:
+        return read_object_graph(self._root)
+
+    def recorded_columns(self) -> list[RecordedColumn]:
+        """All columns of the Hyper file."""
+        holder = self._extract if self._extract is not None else first(self._root, "connection")
+        return [
+            RecordedColumn(
+                name=text_of(record, "remote-name") or "",
+                local_name=text_of(record, "local-name") or "",
+                parent=_parent(record),
+                object_id="".join(unbracket(text_of(record, "object-id"))[:1]),
+            )
+            for record in self._records(holder)
+        ]
+
+    def collected_tables(self) -> list[tuple[str, str]]:
+        """(schema, table) of what the collection of the Hyper file's connection names, in its order."""
+        holder = self._extract if self._extract is not None else first(self._root, "connection")
+        return [
+            stored_place(relation)
+            for collection in (children(holder, "relation") if holder is not None else ())
+            if attribute(collection, "type") == "collection"
+            for relation in children(collection, "relation")
+        ]
+
+    def mapped_columns(self) -> dict[str, tuple[str, ...]] | None:
+        """Table and column of each local name, from the list beside the records of the Hyper file; None without one."""
+        holder = self._extract if self._extract is not None else first(self._root, "connection")
+        columns = first(holder, "cols") if holder is not None else None
+        if columns is None:
+            return None
+        return {
+            attribute(entry, "key") or "": unbracket(attribute(entry, "value")) for entry in children(columns, "map")
+        }
+
+    @property
     def increment(self) -> Increment:
         refresh = first(self._extract, "refresh") if self._extract is not None else None
         if refresh is None:
@@ -201,6 +251,24 @@ class Document:
             enabled=(attribute(refresh, "incremental-updates") or "").lower() == "true",
             last_value=attribute(events[-1], "increment-value") if events else None,
         )
+
+    @property
+    def increment_object(self) -> str:
+        """The id of the logical table that increments add rows to, as the extract names it; '' where it names none."""
+        extract = first(self._root, "extract")
+        return (attribute(extract, "object-id") or "") if extract is not None else ""
+
+    def increment_table(self) -> LogicalTable | None:
+        """The logical table that grows; None without an increment key, or where no table has it."""
+        tables, key = self.logical_tables(), self.increment.key
+        if not key or len(tables) < 2:
+            return tables[0] if key and tables else None
+        having = [
+            table
+            for table in tables
+            if key in (local_name for _, local_name in self.extract_records(table.extract_table, table.extract_name))
+        ]
+        return next((table for table in having if self.increment_object in ("", table.object_id)), None)
 
     def _records(self, parent: Any) -> list[Any]:
         holder = first(parent, "metadata-records") if parent is not None else None
@@ -230,7 +298,14 @@ class Document:
         for column, local_name in known:
             if local_name in local_names or (not local_names and column == source_column):
                 return column, local_name
-        return source_column, local_names[0] if local_names else f"[{source_column}]"
+        return source_column, local_names[0] if local_names else self._free_local_name(table, source_column)
+
+    def _free_local_name(self, table: LogicalTable, source_column: str) -> str:
+        """A name for a column that the document does not know yet."""
+        records = [*self._records(first(self._root, "connection")), *self._records(self._extract)]
+        taken = {text_of(record, "local-name") for record in records}
+        name = f"[{source_column}]"
+        return f"[{source_column} ({table.source_name})]" if name in taken else name
 
     def source_column(self, table: LogicalTable, local_name: str) -> str | None:
         """The source's column behind a local name."""
@@ -262,6 +337,21 @@ class Document:
                 _set_text(record, "local-type", column.type.local_type)
                 _set_text(record, "aggregation", column.type.aggregation)
             holder.insert(place + ordinal, record)
+        self._rewrite_map(names, {column.local_name: f"[{names[1]}].[{column.name}]" for column in columns})
+
+    def _rewrite_map(self, table_names: tuple[str, str], places: dict[str, str]) -> None:
+        """Make the list of the extract's columns, where there is one, say these of this table."""
+        holder = first(self._extract, "cols")
+        if holder is None:
+            return
+        for entry in list(children(holder, "map")):
+            key, value = attribute(entry, "key") or "", attribute(entry, "value") or ""
+            if "".join(unbracket(value)[:1]) in table_names and places.pop(key, None) != value:
+                holder.remove(entry)
+        for key, value in places.items():
+            child(holder, "map", key=key, value=value)
+        if places:
+            holder[:] = sorted(holder, key=lambda entry: attribute(entry, "key") or "")
 
     def add_event(self, *, kind: str, value: str, rows: int, started: datetime, origin: str) -> None:
         """Write down what a refresh did; a `create` event replaces all earlier ones."""
@@ -310,7 +400,12 @@ def _two_parts(text: str | None) -> tuple[str, str]:
     return (parts[-2], parts[-1]) if len(parts) > 1 else ("Extract", parts[0] if parts else "")
 
 
-def _logical_table(live: Any, stored: Any) -> LogicalTable:
+def stored_place(relation: Any) -> tuple[str, str]:
+    """Schema and name of the table that a relation of the extract names."""
+    return _two_parts(attribute(relation, "table"))
+
+
+def _logical_table(live: Any, stored: Any, object_id: str = "") -> LogicalTable:
     schema, table = _two_parts(attribute(stored, "table"))
     custom = attribute(live, "type") == "text"
     return LogicalTable(
@@ -322,6 +417,7 @@ def _logical_table(live: Any, stored: Any) -> LogicalTable:
         extract_schema=schema,
         extract_table=table,
         extract_name=attribute(stored, "name") or table,
+        object_id=object_id,
     )
 
 

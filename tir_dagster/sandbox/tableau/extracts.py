@@ -147,6 +147,10 @@ def create_table(connection: Any, schema: str, table: str, columns: Sequence[Ext
     connection.execute_command(f"CREATE TABLE {quoted(schema, table)} ({body})")
 
 
+def drop_table(connection: Any, schema: str, table: str) -> None:
+    connection.execute_command(f"DROP TABLE {quoted(schema, table)}")
+
+
 def append_parquet(connection: Any, schema: str, table: str, columns: Sequence[ExtractColumn], file: Path) -> int:
     """Add the file's rows, by column name: a positional insert would swap columns in silence."""
     names = ", ".join(quoted(column.name) for column in columns)

@@ -94,13 +94,14 @@ def _refresh(work: _Work, datasource_id: str, *, incremental: bool) -> str:
         raise RefreshFailedError(
             f"The data source {work.name!r} has no connection its extract could be refreshed from."
         )
-    increment = document.increment
-    possible = increment.enabled and bool(increment.key) and len(tables) == 1
+    increment, growing = document.increment, document.increment_table()
+    possible = increment.enabled and growing is not None
     # Without an earlier event, or with one that saw no rows, there is nothing to go on from.
     begun = increment.last_value not in (None, "", NO_VALUE)
     with open_source(_login(work, datasource_id, tables)) as connection:
-        if incremental and possible and begun:
-            rows = _append(work, connection, tables[0])
+        if incremental and increment.enabled and growing is not None and begun:
+            others = [table for table in tables if table != growing]
+            rows = _append(work, connection, growing, others)
             return f"Appended {rows} rows to the extract of Data Source {work.name!r}."
         rows = _recreate(work, connection, tables)
     # Not configured for increments: a full refresh, as far as anybody remembers of older servers (unverified).
@@ -150,29 +151,38 @@ def _columns(work: _Work, table: LogicalTable, source: Sequence[SourceColumn]) -
 
 
 def _recreate(work: _Work, connection: Any, tables: Sequence[LogicalTable]) -> int:
-    """A full refresh: a new file with whatever columns the source has now."""
+    """A full refresh: a new file with whatever columns the source has now, one table after the other."""
     total = 0
-    increment = work.document.increment
+    increment, growing = work.document.increment, work.document.increment_table()
     value = NO_VALUE
     with work.server.hyper.open(work.folder / "extract.hyper", create=True) as extract:
-        for number, table in enumerate(tables):
-            parquet = work.folder / f"{number}.parquet"
-            columns, rows = _fetch(work, connection, table, parquet)
-            place = (table.extract_schema, table.extract_table)
-            extracts.create_table(extract, *place, columns)
-            extracts.append_parquet(extract, *place, columns, parquet)
-            parquet.unlink()
-            work.document.rewrite_records(table, columns)
+        for table in tables:
+            columns, rows = _fill(work, connection, extract, table)
             total += rows
             key = next((column.name for column in columns if column.local_name == increment.key), None)
-            if increment.enabled and key is not None:
-                value = extracts.greatest(extract, *place, key)
+            if increment.enabled and key is not None and table == growing:
+                value = extracts.greatest(extract, table.extract_schema, table.extract_table, key)
     work.document.add_event(kind="create", value=value, rows=total, started=work.started, origin=work.name)
     return total
 
 
-def _append(work: _Work, connection: Any, table: LogicalTable) -> int:
-    """An incremental refresh: source rows after the last event's value, or from it on, added to the old file."""
+def _fill(work: _Work, connection: Any, extract: Any, table: LogicalTable) -> tuple[list[ExtractColumn], int]:
+    """Read a table by its own query into a new table of the extract; its columns and how many rows it has."""
+    parquet = work.folder / "table.parquet"
+    columns, rows = _fetch(work, connection, table, parquet)
+    place = (table.extract_schema, table.extract_table)
+    extracts.create_table(extract, *place, columns)
+    extracts.append_parquet(extract, *place, columns, parquet)
+    parquet.unlink()
+    work.document.rewrite_records(table, columns)
+    return columns, rows
+
+
+def _append(work: _Work, connection: Any, table: LogicalTable, others: Sequence[LogicalTable]) -> int:
+    """An incremental refresh: source rows after the last event's value, or from it on, added to the table that grows.
+
+    What a real server does with the other logical tables is not documented: they are read anew, or kept, by a setting.
+    """
     increment = work.document.increment
     last = increment.last_value or ""
     source_key = work.document.source_column(table, increment.key)
@@ -195,6 +205,9 @@ def _append(work: _Work, connection: Any, table: LogicalTable) -> int:
         if rows:
             extracts.append_parquet(extract, *place, columns, parquet)
             last = extracts.greatest(extract, *place, key)
+        for other in others if work.server.settings.current.increment_others == "read" else ():
+            extracts.drop_table(extract, other.extract_schema, other.extract_table)
+            _fill(work, connection, extract, other)
     work.document.add_event(kind="increment", value=last, rows=rows, started=work.started, origin=work.name)
     return rows
 

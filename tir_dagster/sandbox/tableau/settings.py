@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Times far ahead could no longer be written.
 _MOST = {"clock_offset_seconds": 10 * 366 * 86_400.0}
-INCREMENTS = ("after", "from", "again")
+_CHOICES = {"increment_reads": ("after", "from", "again"), "increment_others": ("read", "keep")}
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Settings:
     # Which rows an increment reads: those `after` the last value; those `from` it on, in place of the ones that have it; or those
     # from it on `again`, beside the ones that have it.
     increment_reads: str = "after"
+    # What an increment does with logical tables that have no increment key: it reads them anew, or keeps them as they are.
+    increment_others: str = "read"
     # A package may name a last value beyond its data, from which an increment `after` it would miss rows.
     increment_beyond_data: bool = False
     # A server that is asked for an increment, says nothing, and refreshes everything.
@@ -94,8 +96,9 @@ def _changed(current: Settings, changes: Any) -> Settings:
     settings = replace(current, **changes)
     parse_version(settings.rest_version)
     _check_zone(settings.time_zone)
-    if settings.increment_reads not in INCREMENTS:
-        raise ValueError(f"setting increment_reads is one of {list(INCREMENTS)}, not {settings.increment_reads!r}")
+    for name, choices in _CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise ValueError(f"setting {name} is one of {list(choices)}, not {getattr(settings, name)!r}")
     return settings
 
 

@@ -274,9 +274,9 @@ TWO_TABLES = """<datasource formatted-name='federated.two' version='18.1'>
    <refresh/>
    <metadata-records>
     <metadata-record class='column'><remote-name>X</remote-name><remote-type>20</remote-type>
-     <local-name>[X]</local-name><parent-name>[A_1]</parent-name></metadata-record>
+     <local-name>[X]</local-name><parent-name>[A_1]</parent-name><object-id>[A_1]</object-id></metadata-record>
     <metadata-record class='column'><remote-name>Y</remote-name><remote-type>20</remote-type>
-     <local-name>[Y]</local-name><parent-name>[B_2]</parent-name></metadata-record>
+     <local-name>[Y]</local-name><parent-name>[B_2]</parent-name><object-id>[B_2]</object-id></metadata-record>
    </metadata-records>
   </connection>
  </extract>
@@ -290,7 +290,11 @@ TWO_TABLES = """<datasource formatted-name='federated.two' version='18.1'>
     <relation connection='snowflake.w' name='B' table='[{database}].[{schema}].[B]' type='table'/></properties>
    <properties context='extract'><relation name='B_2' table='[Extract].[B_2]' type='table'/></properties>
   </object>
- </objects></_.fcp.ObjectModelEncapsulateLegacy.true...object-graph>
+ </objects>
+ <relationships><relationship>
+  <expression op='='><expression op='[X]'/><expression op='[Y]'/></expression>
+  <first-end-point object-id='A_1'/><second-end-point object-id='B_2'/>
+ </relationship></relationships></_.fcp.ObjectModelEncapsulateLegacy.true...object-graph>
 </datasource>"""
 
 
