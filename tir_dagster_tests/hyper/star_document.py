@@ -126,13 +126,21 @@ STAR = f"""<?xml version='1.0' encoding='utf-8' ?>
 """
 # What a server makes for a plain Hyper file; the second with an object graph, which it has where the file declares keys.
 HYPER_ONLY = """<datasource version='18.1'><connection class='federated'><named-connections><named-connection name='hyper.1'>
-<connection class='hyper' dbname='Data/Extracts/x.hyper' schema='Extract'/></named-connection></named-connections>
+<connection class='hyper' dbname='Data/Extracts/x.hyper' extract-engine='true' schema='Extract' tablename='Extract'/></named-connection></named-connections>
 <relation type='collection'><relation connection='hyper.1' name='orders' table='[Extract].[orders]' type='table'/>
-<relation connection='hyper.1' name='customers' table='[Extract].[customers]' type='table'/></relation></connection>%s</datasource>"""
+<relation connection='hyper.1' name='customers' table='[Extract].[customers]' type='table'/></relation>%s</connection>%s</datasource>"""
 HYPER_GRAPH = """<object-graph><objects>
 <object caption='orders' id='orders_1'><properties context=''><relation connection='hyper.1' name='orders' table='[Extract].[orders]' type='table'/></properties></object>
 <object caption='customers' id='customers_1'><properties context=''><relation connection='hyper.1' name='customers' table='[Extract].[customers]' type='table'/></properties></object>
-</objects></object-graph>"""
+</objects><relationships><relationship><expression op='='><expression op='[CUSTOMER_ID]'/>
+<expression op='[CUSTOMER_ID (customers)]'/></expression><first-end-point object-id='orders_1'/>
+<second-end-point object-id='customers_1' unique-key='true'/></relationship></relationships></object-graph>"""
+HYPER_MAP = """<cols><map key='[CUSTOMER_ID]' value='[orders].[CUSTOMER_ID]'/>
+<map key='[CUSTOMER_ID (customers)]' value='[customers].[CUSTOMER_ID]'/></cols>"""
+HYPER_RECORDS = """<metadata-records><metadata-record class='column'><remote-name>CUSTOMER_ID</remote-name>
+<local-name>[CUSTOMER_ID]</local-name><parent-name>[orders]</parent-name></metadata-record><metadata-record class='column'>
+<remote-name>CUSTOMER_ID</remote-name><local-name>[CUSTOMER_ID (customers)]</local-name><parent-name>[customers]</parent-name>
+</metadata-record></metadata-records>"""
 
 
 def _declared(name: str, caption: str) -> DeclaredTable:

@@ -22,11 +22,13 @@ from tir_dagster_tests.hyper.star_document import (
     COLUMNS,
     DECLARED,
     HYPER_GRAPH,
+    HYPER_MAP,
     HYPER_ONLY,
     HYPER_TABLES,
     RELATED,
     STAR,
     STORED,
+    equal,
 )
 
 ORDERS, CUSTOMERS, ORDER_DATE, SHIP_DATE = DECLARED
@@ -111,6 +113,34 @@ def test_two_declared_tables_are_not_one_logical_table():
 def test_a_table_of_the_right_name_that_reads_another_source_is_told():
     assert problems(with_table(replace(CUSTOMERS, source=TableName("SHOP", "OLD", "PEOPLE")))) == (
         "its logical table CUSTOMERS reads SHOP.PUBLIC.CUSTOMERS, and the spec's table customers SHOP.OLD.PEOPLE",
+    )
+
+
+def test_a_table_is_also_found_by_the_name_of_its_source_elsewhere():
+    facts = replace(ORDERS, name="facts", source=TableName("SHOP", "OLD", "ORDERS"))
+    assert problems((facts, *DECLARED[1:])) == (
+        "its logical table ORDERS reads SHOP.PUBLIC.ORDERS, and the spec's table facts SHOP.OLD.ORDERS",
+    )
+
+
+def test_a_table_that_another_one_reads_is_not_taken_by_its_name():
+    people = replace(CUSTOMERS, name="people")
+    other = replace(CUSTOMERS, source=TableName("SHOP", "PUBLIC", "OTHERS"))
+    assert problems((ORDERS, people, other, ORDER_DATE, SHIP_DATE)) == (
+        "it has no logical table for the spec's table customers (SHOP.PUBLIC.OTHERS) (did you mean CUSTOMERS, which reads SHOP.PUBLIC.CUSTOMERS?)",
+    )
+
+
+def test_parts_that_the_document_does_not_know_are_not_compared():
+    assert not problems(model=model_of(("dbname='SHOP' ", "")))
+
+
+def test_without_descriptions_of_its_columns_a_table_cannot_be_filled():
+    records = re.sub(r"<metadata-records>.*?</metadata-records>", "", STAR, flags=re.DOTALL)
+    told = problems(model=read_object_model(re.sub(r"<cols>.*</cols>", "", records).encode()))
+    assert (
+        f"the table {HYPER_TABLES[0]} of its Hyper file has the columns {', '.join(ORDERS.columns)}, which its document does not describe"
+        in told
     )
 
 
@@ -232,33 +262,46 @@ def test_a_relationship_by_calculations_is_not_the_declared_one():
     )
 
 
+def test_a_further_condition_is_a_difference():
+    further = (
+        f"<expression op='AND'>{equal('SHIPPED_ON', 'DAY (DATES1)')}<expression op='ISNULL([REGION])' /></expression>"
+    )
+    model = model_of((equal("SHIPPED_ON", "DAY (DATES1)"), further))
+    assert problems(model=model, relationships=RELATED) == (
+        "it relates Ship Date and ORDERS by DAY = SHIPPED_ON and ISNULL([REGION]), and the spec by DAY = SHIPPED_ON",
+    )
+
+
+def test_a_promise_of_either_side_is_one_more_and_none_takes_them_all():
+    turned = replace(RELATED[1], first="order_date", second="orders", columns=(("DAY", "ORDERED_ON"),))
+    assert problems(relationships=(RELATED[0], replace(turned, cardinality="many_to_one"), RELATED[2])) == (
+        "the cardinality of Order Date and ORDERS is one_to_many there, which promises more than many_to_one in the spec",
+    )
+    silent = replace(RELATED[0], cardinality=None, every_first_row_matches=None)
+    assert not problems(relationships=(silent, replace(turned, cardinality=None), RELATED[2]))
+
+
 def test_relationships_of_a_table_without_its_place_are_not_told_beside_it():
     assert problems((*DECLARED[:2], SHIP_DATE), relationships=(RELATED[0], RELATED[2])) == (
         "no table of the spec keeps its logical table Order Date, which reads SHOP.PUBLIC.DATES",
     )
 
 
-RELATED_HYPER = """</objects><relationships><relationship><expression op='='><expression op='[CUSTOMER_ID]'/>
-<expression op='[CUSTOMER_ID (customers)]'/></expression><first-end-point object-id='orders_1'/>
-<second-end-point object-id='customers_1' unique-key='true'/></relationship></relationships>"""
-MAPPED_HYPER = """<cols><map key='[CUSTOMER_ID]' value='[orders].[CUSTOMER_ID]'/>
-<map key='[CUSTOMER_ID (customers)]' value='[customers].[CUSTOMER_ID]'/></cols></connection>%s"""
-
-
-@pytest.mark.parametrize("graph", ["", HYPER_GRAPH.replace("</objects>", RELATED_HYPER)])
-def test_a_published_hyper_file_is_found_by_the_names_of_its_tables(graph: str):
+@pytest.mark.parametrize("graph", ["", HYPER_GRAPH])
+@pytest.mark.parametrize("columns", ["", HYPER_MAP])
+def test_a_published_hyper_file_is_found_by_the_names_of_its_tables(columns: str, graph: str):
     tables = tuple(
         PhysicalTable("Extract", name, table.columns) for name, table in (("orders", ORDERS), ("customers", CUSTOMERS))
     )
-    model = read_object_model((HYPER_ONLY.replace("</connection>%s", MAPPED_HYPER) % graph).encode())
+    model = read_object_model((HYPER_ONLY % (columns, graph)).encode())
     declared = DeclaredRelationship("orders", "customers", (("CUSTOMER_ID",) * 2,), cardinality="many_to_one")
-    matched = match_tables((ORDERS, CUSTOMERS), model, tables, relationships=[declared] if graph else [])
+    related = [declared] if graph and columns else []
+    matched = match_tables((ORDERS, CUSTOMERS), model, tables, relationships=related)
     assert {name: match.physical for name, match in matched.items()} == {"orders": tables[0], "customers": tables[1]}
-    assert matched["orders"].names == {name: name for name in ORDERS.columns}
 
 
 def test_a_hyper_file_from_an_extract_is_found_without_what_tableau_added_to_its_names():
-    model = read_object_model(HYPER_ONLY.replace("orders", STORED["ORDERS"]).replace("%s", "").encode())
+    model = read_object_model((HYPER_ONLY % ("", "")).replace("orders", STORED["ORDERS"]).encode())
     tables = (HYPER_TABLES[0], PhysicalTable("Extract", "customers", CUSTOMERS.columns))
     assert match_tables((ORDERS, CUSTOMERS), model, tables)["orders"].physical == HYPER_TABLES[0]
 

@@ -16,7 +16,17 @@ from tir_dagster.hyper.package.object_model import (
     Relationship,
     read_object_model,
 )
-from tir_dagster_tests.hyper.star_document import COLUMNS, HYPER_GRAPH, HYPER_ONLY, OBJECT_MODEL, STAR, STORED, equal
+from tir_dagster_tests.hyper.star_document import (
+    COLUMNS,
+    HYPER_GRAPH,
+    HYPER_MAP,
+    HYPER_ONLY,
+    HYPER_RECORDS,
+    OBJECT_MODEL,
+    STAR,
+    STORED,
+    equal,
+)
 
 
 def read(text: str) -> ObjectModel:
@@ -131,11 +141,44 @@ def test_a_live_document_has_no_stored_tables():
 
 @pytest.mark.parametrize("graph", ["", HYPER_GRAPH])
 def test_a_published_hyper_file_has_stored_tables_and_no_source(graph: str):
-    model = read(HYPER_ONLY % graph)
-    assert [(table.caption, table.stored, table.relation, table.source) for table in model.tables] == [
-        ("orders", ("Extract", "orders"), None, ()),
-        ("customers", ("Extract", "customers"), None, ()),
+    model = read(HYPER_ONLY % ("", graph))
+    assert [(table.caption, table.stored, table.relation, table.source, table.columns) for table in model.tables] == [
+        ("orders", ("Extract", "orders"), None, (), ()),
+        ("customers", ("Extract", "customers"), None, (), ()),
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "graph"), [(HYPER_RECORDS, ""), (HYPER_RECORDS, HYPER_GRAPH), (HYPER_MAP, HYPER_GRAPH)]
+)
+def test_a_published_hyper_file_has_stored_columns_and_no_source(columns: str, graph: str):
+    orders, customers = read(HYPER_ONLY % (columns, graph)).tables
+    assert orders.columns == (LogicalColumn("[CUSTOMER_ID]", None, "CUSTOMER_ID"),)
+    assert customers.columns == (LogicalColumn("[CUSTOMER_ID (customers)]", None, "CUSTOMER_ID"),)
+
+
+def test_a_relation_that_names_no_connection_reads_from_the_only_one():
+    assert read(STAR.replace("<relation connection='snowflake.1'", "<relation")) == read(STAR)
+    assert read(STAR.replace("dbname='SHOP' ", "")).tables[0].shown == "ORDERS, which reads PUBLIC.ORDERS"
+
+
+def test_columns_belong_to_the_object_that_they_name_whatever_their_relation_is_called():
+    live, extract = STAR.split("<extract ")
+    renamed = live.replace("<parent-name>[CUSTOMERS]</parent-name>", "<parent-name>[PEOPLE]</parent-name>")
+    assert read(f"{renamed}<extract {extract}") == read(STAR)
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        (("DATE([DAY (DATES1)])", "[SHIPPED_ON]"), ("[SHIPPED_ON]", "DATE([DAY (DATES1)])")),
+        (("[DAY (DATES1)]", "DATE([SHIPPED_ON])"), ("DATE([SHIPPED_ON])", "[DAY (DATES1)]")),
+    ],
+)
+def test_a_calculation_is_on_the_other_side_of_the_column(written: tuple[str, str], read_as: tuple[str, str]):
+    calculated = f"<expression op='='><expression op='{written[0]}' /><expression op='{written[1]}' /></expression>"
+    line = read(STAR.replace(equal("SHIPPED_ON", "DAY (DATES1)"), calculated)).relationships[2]
+    assert line.comparisons == (Comparison("=", *read_as),)
 
 
 def test_a_parsed_document_is_read_as_well():

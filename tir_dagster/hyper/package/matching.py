@@ -321,7 +321,6 @@ def _source_names(tables: Sequence[LogicalTable]) -> dict[str, str]:
         column.local_name: column.source or column.stored or column.local_name
         for table in tables
         for column in table.columns
-        if column.source or table.relation is None
     }
 
 

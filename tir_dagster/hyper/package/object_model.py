@@ -171,7 +171,7 @@ def _tables_of_the_extract(document: Document) -> Iterator[LogicalTable]:
         columns = tuple(
             LogicalColumn(record.local_name, sources.get(record.local_name), record.remote_name)
             for record in stored_records
-            if len(stored_tables) == 1 or record.parent == table
+            if record.parent == table
         )
         yield LogicalTable(table, table, relation, relation.table if relation else (), (schema, table), columns)
 
@@ -302,8 +302,8 @@ def _end_point(element: Any) -> EndPoint:
 
 def _option(element: Any, name: str) -> bool:
     """A performance option: what people chose, else what Tableau read from the database's constraints."""
-    value = attribute(element, name)
-    return (value if value is not None else attribute(element, f"is-db-set-{name}") or "").lower() == "true"
+    value = attribute(element, name) or attribute(element, f"is-db-set-{name}") or ""
+    return value.lower() == "true"
 
 
 def _collect(expression: Any, comparisons: list[Comparison], others: list[str]) -> None:
@@ -339,10 +339,10 @@ def _oriented(line: Relationship, owners: Mapping[str, str]) -> Relationship:
 
 def _contradictions(model: ObjectModel) -> Iterator[str]:
     ids = Counter(table.id for table in model.tables)
-    if ids[""]:
-        yield "one of its logical tables has no id"
     for object_id, number in ids.items():
-        if number > 1 and object_id:
+        if not object_id:
+            yield "one of its logical tables has no id"
+        elif number > 1:
             yield f"{number} of its logical tables have the id {object_id}"
     places = Counter(table.stored for table in model.tables if table.stored is not None)
     for place, number in places.items():
