@@ -23,7 +23,7 @@ from click.shell_completion import get_completion_class
 from tir_dagster.background import no_core_files
 from tir_dagster.cli.audit.commands import history, release, rollback, verify, why
 from tir_dagster.cli.declared import find_declared, nothing_declared
-from tir_dagster.cli.output import AS_JSON, FORM_VARIABLE, tell, working
+from tir_dagster.cli.output import AS_JSON, FORM_VARIABLE, begin, elapsed, tell, working
 from tir_dagster.cli.probe_server import probe_server
 from tir_dagster.cli.revisions import revisions
 from tir_dagster.cli.sandbox import PORT, SEED, sandbox
@@ -42,8 +42,15 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _WATCH_SECONDS = 5.0
-# Commands that only read: stopping them changes nothing.
-_READING = {"plan", "status", "report", "history", "why", "schema"}
+# What is true whenever the command is stopped. Those that are not here say so themselves.
+_NOTHING = "Nothing was changed."
+_LEFT = {
+    **dict.fromkeys(("plan", "status", "report", "history", "why", "revisions", "schema", "completion"), _NOTHING),
+    "verify": "What is published stays as it is.",
+    "sandbox": "tir sandbox status shows which servers run. A sample that is not whole is replaced by the next tir sandbox seed.",
+    "spark": "tir spark status shows whether the server runs.",
+    "warm-up": "Nothing was stored.",
+}
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -66,7 +73,7 @@ class ProjectGroup(click.Group):
         except BaseException as error:
             if not is_interrupt(error):
                 raise
-            so_far = "Nothing was changed." if ctx.invoked_subcommand in _READING else ""
+            so_far = _LEFT.get(ctx.invoked_subcommand or "", "")
             return _end(ctx, stopped_error(f"tir {ctx.invoked_subcommand or ''}".strip(), so_far))
 
 
@@ -126,6 +133,7 @@ def _span(_: click.Context, __: click.Parameter, text: str | None) -> str | None
 )
 def tir(specs: str | None, progress: str | None) -> None:
     """Tableau incremental refresh on Dagster."""
+    begin()
     if specs:
         os.environ["TIR_SPECS"] = specs
     if progress:
@@ -239,12 +247,13 @@ def status(*, watch: bool, as_json: bool) -> None:
     if not (declared.extracts or declared.loads or as_json):
         click.echo(nothing_declared())
         return
-    from tir_dagster.cli.overview.status import read_status, status_lines
-    from tir_dagster.orchestration.home import dagster_instance
-
     while True:
-        with dagster_instance() as instance:
-            shown = read_status(declared, instance)
+        with working("tir status", doing="reading Dagster's log and the state folder"):
+            from tir_dagster.cli.overview.status import read_status, status_lines
+            from tir_dagster.orchestration.home import dagster_instance
+
+            with dagster_instance() as instance:
+                shown = read_status(declared, instance)
         if watch and not as_json:
             click.clear()
         click.echo(json.dumps(shown.as_dict()) if as_json else "\n".join(status_lines(shown, datetime.now(UTC))))
@@ -272,12 +281,12 @@ def report(extract: str, *, target: Path | None, is_opened: bool, as_json: bool)
     names of slices, and warnings that may name keys.
     """
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.orchestration.home import dagster_instance
-
-    with working(f"tir report {extract}"), dagster_instance() as instance:
+    with working(f"tir report {extract}", doing="reading the history of its refreshes"):
         from tir_dagster.cli.overview.report import write_report
+        from tir_dagster.orchestration.home import dagster_instance
 
-        file = write_report(spec, instance, target)
+        with dagster_instance() as instance:
+            file = write_report(spec, instance, target)
     click.echo(json.dumps({"extract": extract, "file": str(file)}) if as_json else str(file))
     if is_opened:
         click.launch(str(file))
@@ -320,13 +329,13 @@ def refresh(
             f"Name the extract to refresh, or --all. {which} tir plan shows what each of them would move."
         )
     spec = find_declared(specs, extract, "extract")
-    with working(f"tir refresh {extract}"):
+    with working(f"tir refresh {extract}", of="--full" if full else ""):
         from tir_dagster.cli.refresh import chosen_slices, command
 
         slices = chosen_slices(spec, span)
         with command(spec, tell) as running:
             outcome = running.refresh(mode, slices, allow_empty=allow_empty, hints=hints)
-    click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome))
+    click.echo(json.dumps(outcome.as_dict()) if as_json else _outcome_text(spec, outcome, elapsed()))
     if profile:
         _print_profile(outcome)
 
@@ -335,7 +344,6 @@ def _refresh_all(specs: Sequence[ExtractSpec], mode: Mode, *, allow_empty: bool,
     """Refresh each extract and print what became of it, then a summary."""
     if not specs:
         raise click.UsageError(nothing_declared())
-    begun = time.monotonic()
     outcomes: list[dict[str, Any]] = []
     counts = {"refreshed": 0, "with nothing to do": 0, "failed": 0}
     for spec, outcome in _each(specs, "refresh", lambda running: running.refresh(mode, (), allow_empty=allow_empty)):
@@ -346,7 +354,7 @@ def _refresh_all(specs: Sequence[ExtractSpec], mode: Mode, *, allow_empty: bool,
         else:
             counts["with nothing to do" if outcome.decision == "none" else "refreshed"] += 1
             outcomes.append(outcome.as_dict())
-            text = _outcome_text(spec, outcome)
+            text = _outcome_text(spec, outcome, outcome.seconds)
         if not as_json:
             click.echo(text)
         if profile and not isinstance(outcome, TirError):
@@ -356,7 +364,7 @@ def _refresh_all(specs: Sequence[ExtractSpec], mode: Mode, *, allow_empty: bool,
     else:
         summary = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         extracts = "1 extract" if len(specs) == 1 else f"{len(specs)} extracts"
-        click.echo(f"{extracts}: {summary} ({time.monotonic() - begun:.1f} s).")
+        click.echo(f"{extracts}: {summary} ({elapsed():.1f} s).")
     if counts["failed"]:
         raise click.exceptions.Exit(1)
 
@@ -367,9 +375,9 @@ def _print_profile(outcome: RefreshOutcome) -> None:
     click.echo(profile_table(outcome.profile), err=True)
 
 
-def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome) -> str:
+def _outcome_text(spec: ExtractSpec, outcome: RefreshOutcome, seconds: float) -> str:
     reason = f" ({outcome.reason})" if outcome.reason else ""
-    begin, end = f"{spec.name}: {outcome.decision} refresh{reason}", f"({outcome.seconds:.1f} s)."
+    begin, end = f"{spec.name}: {outcome.decision} refresh{reason}", f"({seconds:.1f} s)."
     if outcome.decision == "none":
         sentence = f"{spec.name}: nothing to do {end}"
     elif spec.delivery == "trigger":
@@ -438,7 +446,7 @@ def demo(rows: int, seed: int, *, verbose: bool, failing: bool) -> None:
     from tir_dagster.cli.demo.play import run_demo, run_failing_demo
 
     play = run_failing_demo if failing else run_demo
-    with stopping("tir demo", _sandbox_left), working("tir demo"):
+    with stopping("tir demo", _sandbox_left), working("tir demo", of=f"{rows} rows{' --fail' if failing else ''}"):
         succeeded = play(rows=rows, seed=seed, say=click.echo, progress=tell if verbose else lambda _: None)
     if not succeeded:
         problem = "The incident was not resolved" if failing else "The refreshed datasource differs from the source"

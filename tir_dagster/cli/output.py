@@ -1,7 +1,7 @@
 """What commands print: results on standard output, progress on standard error, in one of three forms.
 
 On a terminal, lines and below them one that lives: what is done now, for how long, and how long it usually takes. Else lines only;
-with `--progress json`, a JSON object for each.
+with `--progress json`, a JSON object for each. What commands took is kept in TIR_HOME/commands.json, to show the time left.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from tir_dagster.files import replaced_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +27,48 @@ if TYPE_CHECKING:
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 FORM_VARIABLE = "TIR_PROGRESS"
 Form = Literal["auto", "lines", "json"]
-_started = time.monotonic()
+_loaded = time.monotonic()
 _REFRESHES_PER_SECOND = 4
+
+
+@dataclass(frozen=True)
+class UsualSeconds:
+    """What the last runs of each command took. It is never needed: a file that is not there, or is damaged, is an empty one."""
+
+    file: Path
+    kept: int = 5
+    commands: int = 200
+
+    @classmethod
+    def from_environment(cls) -> UsualSeconds:
+        return cls(Path(os.environ.get("TIR_HOME") or ".tir").expanduser() / "commands.json")
+
+    def of(self, what: str) -> float | None:
+        """Return the middle of the command's last runs."""
+        seconds = self._read().get(what)
+        return median(seconds) if seconds else None
+
+    def add(self, what: str, seconds: float) -> None:
+        """Note what a run took that went well. A home is not made for that."""
+        if not self.file.parent.is_dir():
+            return
+        every = self._read()
+        # Taken out and put at the end: the commands that were not run for longest are forgotten first.
+        every[what] = [*every.pop(what, []), round(seconds, 2)][-self.kept :]
+        newest = dict(list(every.items())[-self.commands :])
+        with suppress(OSError), replaced_file(self.file) as beside:
+            beside.write_text(json.dumps(newest, indent=1), encoding="utf-8")
+
+    def _read(self) -> dict[str, list[float]]:
+        with suppress(OSError, ValueError):
+            read = json.loads(self.file.read_text(encoding="utf-8"))
+            if isinstance(read, dict):
+                return {
+                    what: seconds
+                    for what, seconds in read.items()
+                    if isinstance(seconds, list) and all(isinstance(one, int | float) for one in seconds)
+                }
+        return {}
 
 
 class _Progress:
@@ -32,15 +77,23 @@ class _Progress:
     def __init__(self) -> None:
         self._console: Console | None = None
         self._what, self._line = "", ""
-        self._begun = _started
+        self._started: float | None = None
+        self._begun = _loaded
         self._expected: float | None = None
 
     @property
     def _form(self) -> Form:
         return "json" if os.environ.get(FORM_VARIABLE) == "json" else "lines"
 
+    def begin(self) -> None:
+        """Begin a command. The first one began with its process, so that its start-up counts."""
+        self._started = _loaded if self._started is None else time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - (self._started or _loaded)
+
     def tell(self, line: str) -> None:
-        seconds = time.monotonic() - _started
+        seconds = self.elapsed()
         self._line = line
         if self._form == "json":
             click.echo(json.dumps({"seconds": round(seconds, 1), "message": line}), err=True)
@@ -56,15 +109,32 @@ class _Progress:
             click.echo(json.dumps({"expected_seconds": round(seconds, 1)}), err=True)
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        if self._console is not None or os.environ.get(FORM_VARIABLE) in ("lines", "json") or not _is_terminal():
+    def working(self, what: str, *, doing: str, of: str) -> Iterator[None]:
+        if self._what:
+            yield
+            return
+        self._what, self._line, self._begun, self._expected = what, doing, time.monotonic(), None
+        try:
+            with self._living_line():
+                usual, command = UsualSeconds.from_environment(), f"{what} {of}".strip()
+                if doing and self._console is None:
+                    self.tell(doing)
+                if (seconds := usual.of(command)) and seconds >= 1:
+                    self.expect(seconds)
+                yield
+                usual.add(command, time.monotonic() - self._begun)
+        finally:
+            self._what = ""
+
+    @contextmanager
+    def _living_line(self) -> Iterator[None]:
+        if os.environ.get(FORM_VARIABLE) in ("lines", "json") or not _is_terminal():
             yield
             return
         from rich.console import Console
         from rich.live import Live
 
         console = Console(stderr=True)
-        self._what, self._line, self._begun, self._expected = what, "", time.monotonic(), None
         # What goes to a pipe must reach it; what goes to the same terminal must not be written over.
         live = Live(
             get_renderable=self._living,
@@ -122,6 +192,19 @@ def expect(seconds: float) -> None:
     _progress.expect(seconds)
 
 
-def working(what: str) -> Any:
-    """Show on a terminal, while the block runs, that work goes on, what is done now and how much longer it may take."""
-    return _progress.working(what)
+def working(what: str, *, doing: str = "", of: str = "") -> Any:
+    """Show while the block runs that work goes on, what is done now, and how much longer it may take.
+
+    That is what earlier runs of the same command took; `of` names an amount of work without which they are not the same.
+    """
+    return _progress.working(what, doing=doing, of=of)
+
+
+def begin() -> None:
+    """Begin a command."""
+    _progress.begin()
+
+
+def elapsed() -> float:
+    """Return the seconds since the command began, with its start-up."""
+    return _progress.elapsed()

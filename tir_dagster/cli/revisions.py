@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tir_dagster.cli.declared import find_declared
-from tir_dagster.cli.output import AS_JSON
+from tir_dagster.cli.output import AS_JSON, tell, working
 from tir_dagster.spec.reading import load_specs
 
 if TYPE_CHECKING:
@@ -32,19 +32,23 @@ def revisions(extract: str, revision: str | None, target: Path | None, *, force:
     """
     _check(revision, target, force=force)
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.cli import kept_revisions as work
-    from tir_dagster.orchestration.home import dagster_instance
-
     if revision is None or target is None:
-        with dagster_instance() as instance:
-            listed = work.list_revisions(spec, instance)
+        with working(f"tir revisions {extract}", doing="listing the server's revisions and the versions kept here"):
+            from tir_dagster.cli import kept_revisions as work
+            from tir_dagster.orchestration.home import dagster_instance
+
+            with dagster_instance() as instance:
+                listed = work.list_revisions(spec, instance)
         folder = work.version_store(spec).folder
         click.echo(json.dumps(asdict(listed)) if as_json else "\n".join(_lines(listed, spec, folder)))
         return
-    if revision.startswith("v"):
-        sentence = work.fetch_version(spec, revision, target)
-    else:
-        sentence = work.fetch_revision(spec, int(revision), target, lambda line: click.echo(line, err=True))
+    with working(f"tir revisions {extract}", of="--fetch"):
+        from tir_dagster.cli import kept_revisions as work
+
+        if revision.startswith("v"):
+            sentence = work.fetch_version(spec, revision, target)
+        else:
+            sentence = work.fetch_revision(spec, int(revision), target, tell)
     size = target.stat().st_size
     fields = {"fetched": revision, "file": str(target), "bytes": size}
     click.echo(json.dumps(fields) if as_json else f"{sentence} ({_size(size)}).")

@@ -45,7 +45,7 @@ def up(**ports: int | None) -> None:
             raise click.UsageError(f"--{server}-port and --{other}-port are both {port}. Choose two different ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    with working("tir sandbox up"):
+    with working("tir sandbox up", doing="starting the servers"):
         states = processes.start(home, chosen_ports)
     for state in states.values():
         word = "started" if state.started_now else "already running"
@@ -58,7 +58,7 @@ def up(**ports: int | None) -> None:
 @sandbox.command()
 def down() -> None:
     """Stop the servers. Their data stays."""
-    with working("tir sandbox down"):
+    with working("tir sandbox down", doing="stopping the servers"):
         states = processes.stop(SandboxHome.from_environment())
     for state in states.values():
         click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
@@ -97,7 +97,8 @@ def reset(yes: bool) -> None:
     home = SandboxHome.from_environment()
     if not yes:
         click.confirm(f"Delete all tables, datasources and logs of the sandbox in {home.root}?", abort=True)
-    states = processes.reset(home)
+    with working("tir sandbox reset", doing="deleting data and logs"):
+        states = processes.reset(home)
     click.echo(f"The sandbox in {home.root} is empty now.")
     for state in states.values():
         if state.running:
@@ -128,7 +129,7 @@ def seed(rows: int, seed: int, until: str | None, job_seconds: int) -> None:
         raise click.BadParameter(str(error), param_hint="--until") from error
     environment = processes.environment(SandboxHome.from_environment())
     begun = time.monotonic()
-    with working("tir sandbox seed"):
+    with working("tir sandbox seed", of=f"{rows} rows"):
         table = sample.seed_table(environment, rows=rows, seed=seed, until=month, progress=click.echo)
         click.echo(f"Table {sample.TABLE}: {table.rows:,} rows, {table.months} ({table.seconds:.1f} s).")
         datasource = sample.seed_datasource(environment, timeout=job_seconds, progress=click.echo)

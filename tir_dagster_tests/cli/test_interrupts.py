@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tir_dagster.cli.main import ProjectGroup
+from tir_dagster.cli.main import ProjectGroup, tir
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.refresh.state.lease import lease
 from tir_dagster_tests.processes import wait_for
@@ -114,3 +114,23 @@ class InterruptedRunError(BaseException):
 def test_any_command_ends_with_one_line_and_says_what_it_left(error):
     assert invoke(error) == (130, "tir play: stopped by Ctrl-C. Run it again.\n")
     assert invoke(error, "Half is done.") == (130, "tir play: stopped by Ctrl-C. Half is done. Run it again.\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("plan", "Nothing was changed."),
+        ("revisions", "Nothing was changed."),
+        ("verify", "What is published stays as it is."),
+        ("sandbox", "tir sandbox status shows which servers run."),
+    ],
+)
+def test_a_command_that_is_stopped_says_what_is_true_of_it(command, left, monkeypatch):
+    assert command in tir.commands
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(tir.commands, command, click.Command(command, callback=stop))
+    done = CliRunner().invoke(tir, [command])
+    assert (done.exit_code, left in done.stderr) == (130, True), done.stderr

@@ -312,7 +312,7 @@ def test_a_changed_spec_is_shown_as_a_difference(restored: Place, say: Say, monk
 def test_a_report_shows_what_refreshes_moved(restored: Place, say: Say):
     restored.touch("reported")
     assert restored.refresh().published
-    file = Path(say("report", "orders").strip())
+    file = Path(say("report", "orders").splitlines()[-1])
     page = file.read_text(encoding="utf-8")
     assert file == tir_home() / "extracts" / "orders" / "report.html"
     assert re.search(r"6</td><td>6</td><td>5</td>", page), "keys, rows removed and added"

@@ -37,28 +37,29 @@ def verify(
     if values and not rows:
         raise click.UsageError("--values shows the values of rows that differ. Add --rows, or leave --values out.")
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.cli.audit import verify as work
-    from tir_dagster.cli.refresh import Command
-    from tir_dagster.orchestration.home import dagster_instance
+    with working(f"tir verify {extract}", of="--all-slices" if all_slices else ""):
+        from tir_dagster.cli.audit import verify as work
+        from tir_dagster.cli.refresh import Command
+        from tir_dagster.orchestration.home import dagster_instance
 
-    with working(f"tir verify {extract}"), dagster_instance() as instance:
-        command = Command(spec, instance, tell)
+        with dagster_instance() as instance:
+            command = Command(spec, instance, tell)
 
-        def check(*, every: bool = False) -> work.VerifyOutcome:
-            return work.verify(
-                command,
-                instance,
-                all_slices=all_slices or every,
-                rows=rows,
-                values=values,
-                server=server,
-                progress=tell,
-            )
+            def check(*, every: bool = False) -> work.VerifyOutcome:
+                return work.verify(
+                    command,
+                    instance,
+                    all_slices=all_slices or every,
+                    rows=rows,
+                    values=values,
+                    server=server,
+                    progress=tell,
+                )
 
-        outcome = check()
-        if repair and outcome.compared and not outcome.equal:
-            click.echo("\n".join(work.lines_of(outcome)), err=True)
-            outcome = work.repair(command, instance, lambda: check(every=True), tell)
+            outcome = check()
+            if repair and outcome.compared and not outcome.equal:
+                click.echo("\n".join(work.lines_of(outcome)), err=True)
+                outcome = work.repair(command, instance, lambda: check(every=True), tell)
     click.echo(json.dumps(outcome.as_dict()) if as_json else "\n".join(work.lines_of(outcome)))
     if not (outcome.equal and outcome.compared):
         raise click.exceptions.Exit(1)
@@ -73,11 +74,12 @@ def verify(
 def history(extract: str, *, limit: int, as_json: bool) -> None:
     """List what was published of EXTRACT: versions, their source version and rows, who started them, and where they are kept."""
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.cli.audit import history as work
-    from tir_dagster.orchestration.home import dagster_instance
+    with working(f"tir history {extract}", doing="listing versions here and revisions on the server"):
+        from tir_dagster.cli.audit import history as work
+        from tir_dagster.orchestration.home import dagster_instance
 
-    with working(f"tir history {extract}"), dagster_instance() as instance:
-        listed = work.list_history(spec, instance, limit=limit)
+        with dagster_instance() as instance:
+            listed = work.list_history(spec, instance, limit=limit)
     if as_json:
         click.echo(json.dumps(asdict(listed)))
     else:
@@ -104,11 +106,12 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
     if bool(keys) == bool(slice_name):
         raise click.UsageError("Give either --key or --slice.")
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.cli.audit import history as work
-    from tir_dagster.orchestration.home import dagster_instance
+    with working(f"tir why {extract}", doing="looking through what refreshes replaced"):
+        from tir_dagster.cli.audit import history as work
+        from tir_dagster.orchestration.home import dagster_instance
 
-    with working(f"tir why {extract}"), dagster_instance() as instance:
-        answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column)
+        with dagster_instance() as instance:
+            answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column)
     click.echo(json.dumps(asdict(answer)) if as_json else "\n".join(work.why_lines(answer)))
 
 
@@ -124,11 +127,13 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
 def rollback(extract: str, *, version: str, hold: bool, reason: str, dry_run: bool, as_json: bool) -> None:
     """Publish VERSION of EXTRACT again, guarded and confirmed like a refresh. The next refresh brings it up to date again."""
     spec = find_declared(load_specs(), extract, "extract")
-    from tir_dagster.cli.audit import rollback as work
-    from tir_dagster.orchestration.home import dagster_instance
+    with working(f"tir rollback {extract}"):
+        from tir_dagster.cli.audit import rollback as work
+        from tir_dagster.orchestration.home import dagster_instance
 
-    with working(f"tir rollback {extract}"), dagster_instance() as instance:
-        outcome = work.roll_back(spec, instance, version, hold=reason if hold else "", dry_run=dry_run, progress=tell)
+        kept = reason if hold else ""
+        with dagster_instance() as instance:
+            outcome = work.roll_back(spec, instance, version, hold=kept, dry_run=dry_run, progress=tell)
     click.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentence)
 
 

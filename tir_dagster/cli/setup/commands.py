@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tir_dagster.cli.output import AS_JSON, tell
+from tir_dagster.cli.output import AS_JSON, tell, working
 from tir_dagster.errors import SourceError, SpecError
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.snowflake.names import TableName
@@ -85,7 +85,11 @@ def init(
     from tir_dagster.cli.setup.site import optional_client
     from tir_dagster.snowflake.connection import SnowflakeAccess
 
-    with stopping("tir init", lambda: f"{file} was not written."), optional_client() as client:
+    with (
+        stopping("tir init", lambda: f"{file} was not written."),
+        working("tir init", of=source or ""),
+        optional_client() as client,
+    ):
         made = draft(
             SnowflakeAccess.from_environment(os.environ),
             table=table,
@@ -186,6 +190,7 @@ def adopt(
     failed: list[str] = []
     with (
         stopping("tir adopt", lambda: "Nothing was changed on the server."),
+        working("tir adopt", doing="listing the site's datasources"),
         looking_client() as client,
     ):
         scan = scan_site(client, projects, most_inside=look, tell=tell)
@@ -228,7 +233,8 @@ def doctor(groups: tuple[str, ...], timeout: int, *, spark: bool, environment: b
         return
     installation = Installation(os.environ, declared, with_spark=spark)
     findings = []
-    with stopping("tir doctor", lambda: "Nothing was changed."):
+    checked = f"{' '.join(groups)}{' --spark' if spark else ''}".strip()
+    with stopping("tir doctor", lambda: "Nothing was changed."), working("tir doctor", of=checked):
         for group in groups or installation.wanted():
             tell(f"checking {group}")
             for finding in run_group(group, installation.checks(group), seconds=timeout):
