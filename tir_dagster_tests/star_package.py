@@ -44,7 +44,8 @@ SALES = DesktopTable(
 PRODUCTS = DesktopTable(
     "PRODUCTS",
     (
-        Column("PRODUCT", "NUMBER(38,0)"),
+        # Tableau may store a column under another name where one table before has its name.
+        Column("PRODUCT", "NUMBER(38,0)", extract_name="PRODUCT (PRODUCTS)"),
         Column("NAME", "VARCHAR"),
         Column("COLOR", "VARCHAR"),
         Column("UPDATED_AT", "TIMESTAMP_NTZ"),

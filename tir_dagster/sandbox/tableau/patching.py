@@ -122,6 +122,7 @@ class _Table:
 class _Step:
     """An action whose tables are found and fit each other."""
 
+    number: int
     kind: str
     target: _Table
     source: _Table | None
@@ -144,15 +145,27 @@ class _Work:
             self._prepare(number, action, half=torn is not None and torn.half and number > torn.actions)
             for number, action in enumerate(actions, 1)
         ]
+        # One transaction for all tables: a reader never sees a change of one without those of the others.
         self.execute("BEGIN TRANSACTION")
         try:
-            done = [_STEPS[step.kind](self, step) for step in steps if step is not None]
+            done = [self._carry_out(step) for step in steps if step is not None]
         except BaseException:
             # Closing alone would leave the file locked for a moment.
             self.execute("ROLLBACK")
             raise
         self.execute("COMMIT")
-        return done
+        if len({step.target.sql for step in steps if step is not None}) < 2:
+            return done
+        return [f"{step.target.title}: {what}" for step, what in zip(filter(None, steps), done, strict=True)]
+
+    def _carry_out(self, step: _Step) -> str:
+        try:
+            return _STEPS[step.kind](self, step)
+        except BatchError as error:
+            raise BatchError(f"Action {step.number} ({step.kind}) failed: {error}") from error
+        except HyperException as error:
+            what = f"{step.target.title} could not be changed: {error.main_message}"
+            raise BatchError(f"Action {step.number} ({step.kind}) failed: {what}") from error
 
     def execute(self, sql: str) -> int:
         return self.connection.execute_command(sql) or 0
@@ -171,7 +184,7 @@ class _Work:
         if half and source is not None:
             source = self._half(source)
         fresh = self._copy(source, "WITH NO DATA") if action.kind == "upsert" and source is not None else ""
-        return _Step(action.kind, target, source, where, fresh)
+        return _Step(number, action.kind, target, source, where, fresh)
 
     def _half(self, source: _Table) -> _Table:
         rows = self.connection.execute_scalar_query(f"SELECT COUNT(*) FROM {source.sql}")
