@@ -65,9 +65,10 @@ demo: setup ## a change and its refresh on the sandbox, slice by slice beside th
 dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
-bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare limit; the contest with other ways (docs/benchmarks); a package of GB=1 repacked beside a plain script; a load of files
+bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare limit; the contest with other ways (docs/benchmarks); a refresh in a new process; a package of GB=1 repacked beside a plain script; a load of files
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks --rows $(ROWS) --write-docs
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks contest --rows $(ROWS) --repetitions $(REPETITIONS) --write-docs
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks starts --write-docs
 	@$(BIN)/python -m benchmarks package --gb $(GB)
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks load
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.contest_report import Contest
     from benchmarks.growth import Growth
     from benchmarks.load_run import LoadReport
+    from benchmarks.starts import Starts
 
 # By estimate: the lake, packages and three versions of both extracts, and what is staged, for each order.
 _BYTES_PER_ROW = 1_000
@@ -71,11 +72,11 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, text: str | Non
     multiple=True,
     help="Measure the growth of these only.  [default: all]",
 )
-@click.option("--resume", is_flag=True, help="With --growth: go on with an earlier run that ended before its time.")
+@click.option("--resume", is_flag=True, help="Go on with the results of an earlier run that ended before its time.")
 @click.option(
     "--write-docs",
     is_flag=True,
-    help="Write docs/benchmarks, and the tables of docs/scale.md, instead of build/benchmarks.",
+    help="Write docs/benchmarks, the README's goals, and the tables of docs/scale.md or docs/measuring.md, instead of build/benchmarks.",
 )
 @click.option(
     "--check", is_flag=True, help="Instead: count what refreshes ask for, and fail if that is more than recorded."
@@ -130,15 +131,17 @@ def bench(
             growth, growth_of, seed, resume=resume, write_docs=write_docs, keep=keep, progress=progress
         )
     else:
+        from benchmarks.machine import setting
+
+        before = setting()
         with own_place(rows * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
-            from benchmarks.run import Wanted, run_bench
+            from benchmarks.docs import write_stages
+            from benchmarks.run import CaseStore, Wanted, run_bench
 
             wanted = Wanted(rows, changed, seed, detectors or DETECTORS, deliveries or DELIVERIES)
-            report = run_bench(folder, wanted, progress)
-        if write_docs:
-            from benchmarks.docs import write_stages
-
-            progress(f"written: {write_stages(report)}")
+            store = CaseStore(output.with_suffix(".jsonl"), wanted, before, resume=resume)
+            report = run_bench(folder, wanted, store, progress)
+        progress(f"written: {write_stages(report, store.setting, in_docs=write_docs)}")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report.entries, indent=1) + "\n", encoding="utf-8")
     progress(f"written: {output}")
@@ -156,13 +159,15 @@ def run_growths(
     progress: Progress,
 ) -> Growth:
     """Measure growth; points are written to build/growth as soon as they exist."""
-    points = Path("build/growth/points.jsonl").absolute()
+    from benchmarks.machine import setting
+
+    points, before = Path("build/growth/points.jsonl").absolute(), setting()
     with own_place(max(sizes) * _BYTES_PER_ROW, keep=keep, progress=progress) as folder:
         from benchmarks.docs import write_growth
         from benchmarks.growth import KEYS, PointStore
         from benchmarks.growth_run import MEASURED, run_growth
 
-        store = PointStore(points, resume=resume)
+        store = PointStore(points, seed, before, resume=resume)
         deliveries = names or tuple(MEASURED)
         report = run_growth(folder, sizes, keys=KEYS, seed=seed, store=store, deliveries=deliveries, progress=progress)
     progress(f"written: {write_growth(report, in_docs=write_docs)}")
@@ -297,7 +302,32 @@ def contest(
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report | Growth | PackageReport | LoadReport | Contest, *, as_json: bool) -> None:
+@bench.command(short_help="Compare a refresh in a new process with one in a process that has everything loaded.")
+@click.option("--rows", type=click.IntRange(min=_LEAST_ROWS), default=200_000, show_default=True, help="Orders.")
+@click.option("--keys", type=click.IntRange(min=8), default=1_000, show_default=True, help="How many of them change.")
+@click.option("--repetitions", type=click.IntRange(min=1, max=20), default=3, show_default=True, help="Of each.")
+@click.option(
+    "--write-docs", is_flag=True, help="Write docs/benchmarks and the README's goals instead of build/benchmarks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def starts(rows: int, keys: int, repetitions: int, *, write_docs: bool, as_json: bool) -> None:
+    """Measure what the start of `tir refresh` costs while a Spark Connect server is up, and what a sensor's tick asks.
+
+    Exit code 1 if what was published differs from the source.
+    """
+    from benchmarks.machine import setting
+
+    progress, before = _progress(), setting()
+    with own_place(rows * _BYTES_PER_ROW, keep=False, progress=progress) as folder:
+        from benchmarks.docs import write_starts
+        from benchmarks.start_run import run_starts
+
+        report = run_starts(folder, rows=rows, keys=keys, repetitions=repetitions, setting=before, progress=progress)
+    progress(f"written: {write_starts(report, in_docs=write_docs)}")
+    conclude(report, as_json=as_json)
+
+
+def conclude(report: Report | Growth | PackageReport | LoadReport | Contest | Starts, *, as_json: bool) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:

@@ -5,7 +5,6 @@ Each result is written as soon as it exists. What failed is a result, too.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,10 @@ from benchmarks import script_2021
 from benchmarks.bags import compare_published, write_source
 from benchmarks.contest_report import Contest, Result
 from benchmarks.contest_ways import OURS, RECENT, SCATTERED, SCENARIOS, WAYS, Way
+from benchmarks.kept import KeptValues
 from benchmarks.report import QUIET_PERIOD
 from benchmarks.rivals import Task, run_rival
 from benchmarks.run import Bench, change_mix, measuring
-from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import close_shared_engine
 from tir_dagster.orchestration.interrupts import StoppedError
 from tir_dagster.sandbox import sample
@@ -129,49 +128,21 @@ def _not_needed(asked: Asked, scenario: str, number: int, store: Store) -> list[
 
 
 class Store:
-    """The results of a run, one line for each in a file, after a line with what was asked for, the machine and the versions."""
+    """The results of a run, kept as soon as they exist."""
 
     def __init__(self, folder: Path, asked: Asked, setting: Mapping[str, Any], *, resume: bool) -> None:
-        self._file = folder / RESULTS
-        self.known: dict[tuple[str, int, str], Result] = {}
-        head = {"asked": json.loads(json.dumps(asdict(asked))), **setting}
-        if resume and self._file.is_file():
-            first, *lines = self._file.read_text(encoding="utf-8").splitlines()
-            self._head = json.loads(first)
-            if self._head["asked"] != head["asked"]:
-                raise TirError(
-                    f"{self._file} is of a run that was asked for something else: {self._head['asked']}. Ask for the same, or leave "
-                    "--resume out to begin anew."
-                )
-            # A line that a crash cut in two counts for nothing.
-            for line in filter(_whole, lines):
-                self._know(Result.from_dict(json.loads(line)))
-        else:
-            self._head = head
-        folder.mkdir(parents=True, exist_ok=True)
-        # Whole lines only, so that the next one begins on a line of its own.
-        text = [json.dumps(self._head), *(json.dumps(asdict(result)) for result in self.known.values())]
-        self._file.write_text("\n".join(text) + "\n", encoding="utf-8")
-
-    def _know(self, result: Result) -> None:
+        self._kept = KeptValues(folder / RESULTS, asdict(asked), setting, resume=resume)
+        results = [Result.from_dict(value) for value in self._kept.values]
         # What failed gets another chance when a run is resumed.
-        if result.ok:
-            self.known[result.id] = result
+        self.known = {result.id: result for result in results if result.ok}
+        self._kept.keep_only(asdict(result) for result in self.known.values())
 
     def add(self, result: Result) -> None:
         self.known[result.id] = result
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(result)) + "\n")
+        self._kept.add(asdict(result))
 
     def contest(self) -> Contest:
-        return Contest(**self._head, results=tuple(self.known.values()))
-
-
-def _whole(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        return Contest(**self._kept.head, results=tuple(self.known.values()))
 
 
 class Clock:

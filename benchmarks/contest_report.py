@@ -172,7 +172,7 @@ def _cell(text: str) -> str:
 
 def short_table(contest: Contest) -> str:
     """A few ways in one line each, as the README shows them."""
-    lines = [f"{'':<52}{'seconds':>9}{'server':>9}{'together':>10}{'wrong orders':>14}"]
+    lines = [f"{'':<60}{'seconds':>9}{'server':>9}{'together':>10}{'wrong orders':>14}"]
     for scenario in (SCATTERED, RECENT):
         rows = [row for row in contest.rows(scenario) if row.repetitions and row.way.name in _SHORT]
         if rows:
@@ -184,6 +184,6 @@ def short_table(contest: Contest) -> str:
                 else f"{row.way.family if 'Tableau' in row.way.family else ''} {row.way.title}"
             )
             lines.append(
-                f"  {name.strip():<50}{row.seconds:>9,.1f}{row.server:>9,.1f}{row.total:>10,.1f}{row.orders:>14,}"
+                f"  {name.strip():<58}{row.seconds:>9,.1f}{row.server:>9,.1f}{row.total:>10,.1f}{row.orders:>14,}"
             )
     return "\n".join(lines)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.contest_report import Contest, short_table
 from tir_dagster.errors import TirError
@@ -14,6 +16,7 @@ from tir_dagster.errors import TirError
 if TYPE_CHECKING:
     from benchmarks.growth import Growth
     from benchmarks.report import Report
+    from benchmarks.starts import Starts
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, DOCS = Path("build/benchmarks"), ROOT / "docs" / "benchmarks"
@@ -72,33 +75,89 @@ def write_growth(growth: Growth, *, in_docs: bool) -> Path:
     draw_growth(growth, folder)
     if in_docs:
         _fill(SCALE, "scale", scale_excerpt(growth))
+        fill_goals()
     return folder / "growth.md"
 
 
-def write_stages(report: Report) -> Path:
+def write_stages(report: Report, setting: Mapping[str, Any], *, in_docs: bool) -> Path:
     """Write the stages of one run beside their limits, and the goals with what was reached, as the command prints them."""
-    from benchmarks.machine import setting, setting_lines
+    folder = _folder(in_docs=in_docs)
+    _write_json(folder / "stages.json", {**setting, "report": asdict(report)})
+    (folder / "stages.md").write_text(stages_page(report, setting), encoding="utf-8")
+    if in_docs:
+        _fill(MEASURING, "stages", stages_excerpt(report))
+        fill_goals()
+    return folder / "stages.md"
 
-    page = _folder(in_docs=True) / "stages.md"
-    head = [
-        "# Stages beside their limits",
-        "",
-        f"`python -m benchmarks --rows {report.rows} --write-docs` wrote this page.",
-        "",
-    ]
-    lines = [*head, *setting_lines(**setting()), "", textwrap.indent(report.as_text(), "    "), ""]
-    page.write_text("\n".join(lines), encoding="utf-8")
-    _fill(MEASURING, "stages", stages_excerpt(report))
-    return page
+
+def stages_page(report: Report, setting: Mapping[str, Any]) -> str:
+    from benchmarks.machine import setting_lines
+
+    command = f"python -m benchmarks --rows {report.rows} --changed {report.changed:g}"
+    head = f"# Stages beside their limits\n\n`{command}` wrote this page from `stages.json`."
+    machine = "\n".join(setting_lines(setting["machine"], setting["versions"], setting["date"]))
+    return f"{head}\n\n{machine}\n\n{textwrap.indent(report.as_text(), '    ')}\n"
 
 
 def stages_excerpt(report: Report) -> str:
-    """What docs/measuring.md shows: the refresh by key, and the goals of the first detector."""
+    """What docs/measuring.md shows: the refresh by key."""
     sections = report.as_text().split("\n\n")
     shown = [text for text in sections if text.startswith("Refresh by key, republish")]
-    goals = [goal.as_text() for goal in report.goals if ", feed:" not in goal.what and ", diff:" not in goal.what]
-    told = f"Of {report.rows:,} orders, on {report.cores} cores, `make bench ROWS={report.rows}` said"
-    return f"{told}\n\n{textwrap.indent(chr(10).join([*shown, 'Goals', *goals]), '    ')}"
+    command = f"Of {report.rows:,} orders, on {report.cores} cores, `make bench ROWS={report.rows}` said"
+    return f"{command}\n\n{textwrap.indent(chr(10).join(shown), '    ')}"
+
+
+def write_starts(starts: Starts, *, in_docs: bool) -> Path:
+    from benchmarks.machine import setting_lines
+
+    folder = _folder(in_docs=in_docs)
+    _write_json(folder / "starts.json", starts.as_dict())
+    head = "# Starts\n\n`python -m benchmarks starts` wrote this page from `starts.json`."
+    machine = "\n".join(setting_lines(starts.machine, starts.versions, starts.date))
+    page = f"{head}\n\n{machine}\n\n{textwrap.indent(starts.as_text(), '    ')}\n"
+    (folder / "starts.md").write_text(page, encoding="utf-8")
+    if in_docs:
+        fill_goals()
+    return folder / "starts.md"
+
+
+def fill_goals() -> None:
+    """Write the goals beside what the recorded runs reached: a page, and the README's table."""
+    recorded = (read_stages(), read_growth(), read_starts())
+    _fill(README, "goals", goals_excerpt(*recorded))
+    if any(recorded):
+        (_folder(in_docs=True) / "goals.md").write_text(goals_page(*recorded), encoding="utf-8")
+
+
+def goals_page(report: Report | None, growth: Growth | None, starts: Starts | None) -> str:
+    from benchmarks.goals import goals_table
+
+    table = goals_table(report, growth, starts)
+    return f"# Goals\n\nThe runs that `python -m benchmarks` has recorded in this folder wrote this page.\n\n{table}\n"
+
+
+def goals_excerpt(report: Report | None, growth: Growth | None, starts: Starts | None) -> str:
+    """What the README shows."""
+    from benchmarks.goals import goals_table
+
+    if not any((report, growth, starts)):
+        return NOT_YET
+    table = goals_table(report, growth, starts, short=True)
+    return f"The goals beside what was reached ([all detectors](docs/benchmarks/goals.md)):\n\n{table}"
+
+
+def read_stages() -> Report | None:
+    from benchmarks.report import Report
+
+    file = DOCS / "stages.json"
+    return Report.from_dict(json.loads(file.read_text(encoding="utf-8"))["report"]) if file.is_file() else None
+
+
+def read_starts() -> Starts | None:
+    from benchmarks.starts import Starts
+
+    file = DOCS / "starts.json"
+    return Starts.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def growth_page(growth: Growth) -> str:

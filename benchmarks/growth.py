@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import KeptValues
 from benchmarks.machine import setting_lines
 from benchmarks.report import QUIET_PERIOD, Case, Goal
 
@@ -220,31 +220,25 @@ def keys_at(rows: int, *, keys: int, fixed: int, shares: Sequence[float]) -> lis
 
 
 class PointStore:
-    """Points in a file, a line for each, written as soon as they exist."""
+    """The points of a run, kept as soon as they exist. A later run may ask for other sizes, and gets its own only."""
 
-    def __init__(self, file: Path, *, resume: bool) -> None:
-        self._file = file
-        self.points: list[Point] = []
-        if resume and file.is_file():
-            for line in file.read_text(encoding="utf-8").splitlines():
-                try:
-                    self.points.append(Point.from_dict(json.loads(line)))
-                except ValueError:  # a line that a crash cut in two
-                    continue
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._write("w", [point for point in self.points if point.error is None])
-        self.points = [point for point in self.points if point.error is None]
+    def __init__(self, file: Path, seed: int, setting: Mapping[str, Any], *, resume: bool) -> None:
+        self._kept = KeptValues(file, {"seed": seed}, setting, resume=resume)
+        points = map(Point.from_dict, self._kept.values)
+        # What failed gets another chance when a run is resumed.
+        self.points = [point for point in points if point.error is None]
+        self._kept.keep_only(map(asdict, self.points))
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return self._kept.setting
 
     def add(self, point: Point) -> None:
         self.points.append(point)
-        self._write("a", [point])
+        self._kept.add(asdict(point))
 
     def has(self, rows: int, keys: int, delivery: str) -> bool:
         return any((p.rows, p.keys, p.delivery) == (rows, keys, delivery) for p in self.points)
-
-    def _write(self, how: str, points: Sequence[Point]) -> None:
-        with self._file.open(how, encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(point)) + "\n" for point in points)
 
 
 Say = Callable[[str], None]

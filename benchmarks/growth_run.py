@@ -13,7 +13,6 @@ from benchmarks.bags import compare_published, write_source
 from benchmarks.contest import JOB_SECONDS, REVISIONS, extract_of
 from benchmarks.contest_ways import BY_NAME
 from benchmarks.growth import SHARES, Growth, Point, PointStore, Say, keys_at
-from benchmarks.machine import setting
 from benchmarks.run import Bench, change_mix, measuring
 from tir_dagster.orchestration.interrupts import StoppedError
 from tir_dagster.sandbox import sample
@@ -51,7 +50,6 @@ def run_growth(
     sizes = sorted(sizes)
     keys = min(keys, sizes[0] // _LEAST_PART)
     fixed = max([size for size in sizes if size <= 10_000_000], default=sizes[0])
-    before = setting()
     with measuring(folder, progress) as bench:
         address = f"{bench.env['TABLEAU_SERVER_URL']}/sandbox/settings"
         requests.put(address, json={"revisions_kept": REVISIONS}, timeout=30).raise_for_status()
@@ -69,7 +67,7 @@ def run_growth(
             done += size
             left = (time.monotonic() - begun) / done * (sum(sizes) - done)
             progress(f"{size:,} rows are done: about {left / 60:,.0f} min left")
-    return Growth(keys=keys, fixed=fixed, points=tuple(store.points), **before)
+    return Growth(keys=keys, fixed=fixed, points=tuple(p for p in store.points if p.rows in sizes), **store.setting)
 
 
 def _counts(name: str, wanted: Sequence[int], keys: int, rows: int) -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tir_dagster.files import need_space
+from tir_dagster.orchestration.interrupts import stopping, watch_signals
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SandboxHome
 
@@ -34,10 +34,12 @@ def own_place(needed: int, *, keep: bool, progress: Say) -> Iterator[Path]:
 
 @contextmanager
 def _ended_politely() -> Iterator[None]:
-    """A SIGTERM ends the run like Ctrl-C: the servers in the background must not stay behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    """A SIGTERM ends the run like Ctrl-C, also while Dagster runs: the servers in the background must not stay behind."""
+    before = signal.getsignal(signal.SIGTERM)
+    watch_signals()
     try:
-        yield
+        with stopping("The run", lambda: ""):
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -52,6 +52,18 @@ class Case:
     calls: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def id(self) -> tuple[str, str, str]:
+        return (self.refresh, self.detector, self.delivery)
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Case:
+        return Case(**{**value, "stages": tuple(_stage(stage) for stage in value["stages"])})
+
+    @property
+    def limits_by_stage(self) -> dict[str, Limit]:
+        return {stage.name: stage.limit for stage in self.stages if stage.limit}
+
+    @property
     def seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages if stage.name != QUIET_PERIOD)
 
@@ -84,6 +96,11 @@ class Case:
         stage_entries = [{**named, **_entry(stage)} for stage in (*self.stages, Stage(SERVER, self.server))]
         more = {"limit": round(self.limits, 4), "memory": dict(self.memory), "calls": dict(self.calls)}
         return [*stage_entries, {**named, **_entry(total), **more}]
+
+
+def _stage(value: Mapping[str, Any]) -> Stage:
+    limit = value.get("limit")
+    return Stage(**{**value, "limit": Limit(**limit) if limit else None})
 
 
 def _entry(stage: Stage) -> dict[str, Any]:
@@ -127,12 +144,13 @@ class Goal:
     def met(self) -> bool:
         return self.reached >= self.goal if self.at_least else self.reached <= self.goal
 
+    @property
+    def verdict(self) -> str:
+        return "met" if self.met else "NOT met"
+
     def as_text(self) -> str:
         sign = "≥" if self.at_least else "≤"
-        verdict = "met" if self.met else "NOT met"
-        return (
-            f"  {self.what:<68}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {verdict}"
-        )
+        return f"  {self.what:<68}{self.reached:>9.2f} {self.unit:<2} {sign} {self.goal:>8.2f} {self.unit:<2}  {self.verdict}"
 
 
 @dataclass(frozen=True)
@@ -149,6 +167,11 @@ class Report:
     copy: Limit  # a plain copy of the extract
     equal_by_delivery: Mapping[str, bool]
     slices: int
+
+    @staticmethod
+    def from_dict(value: Mapping[str, Any]) -> Report:
+        cases = tuple(Case.from_dict(case) for case in value["cases"])
+        return Report(**{**value, "cases": cases, "copy": Limit(**value["copy"])})
 
     @property
     def equal(self) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from benchmarks import limits, memory
+from benchmarks.kept import KeptValues
 from benchmarks.place import own_sandbox
 from benchmarks.report import BY_KEY, BY_KEY_1000, DELIVERIES, DETECTORS, FULL, Case, Limit, Report, Stage, apart
 from benchmarks.stand_in import StandIns
@@ -72,45 +75,80 @@ class Wanted:
         }
 
 
-def run_bench(folder: Path, wanted: Wanted, progress: Say) -> Report:
-    """Measure everything in one run, in a place of its own; the sandbox is stopped at the end."""
-    load = os.getloadavg()[0]
+class CaseStore:
+    """The refreshes by key of a run, kept as soon as they are measured. Full ones are not: what follows begins with them."""
+
+    def __init__(self, file: Path, wanted: Wanted, setting: Mapping[str, Any], *, resume: bool) -> None:
+        self._kept = KeptValues(file, asdict(wanted), setting, resume=resume)
+        self.cases = {case.id: case for case in map(Case.from_dict, self._kept.values)}
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        return self._kept.setting
+
+    def add(self, case: Case) -> None:
+        self.cases[case.id] = case
+        self._kept.add(asdict(case))
+
+    def of(self, refresh: str) -> list[Case]:
+        return [case for case in self.cases.values() if case.refresh == refresh]
+
+
+def run_bench(folder: Path, wanted: Wanted, store: CaseStore, progress: Say) -> Report:
+    """Measure what is not in the store yet, in a place of its own; the sandbox is stopped at the end."""
     with measuring(folder, progress) as bench:
         bench.warm_up(wanted.deliveries)
         bench.seed(wanted.rows, wanted.seed)
         full = [bench.refresh(FULL, delivery, wanted.detectors[0]) for delivery in wanted.deliveries]
-        by_key = [done for refresh, keys in wanted.keys.items() for done in _by_key(bench, wanted, refresh, keys)]
+        newest = measure_by_key(bench, wanted, store, progress) or full[-1]
         # Last: what the connector leaves in memory would be counted as a refresh's.
-        shared = bench.full_limits(by_key[-1])
+        shared = bench.full_limits(newest)
         whole = [done.beside({**shared, "publish": bench.upload_limit(done)}) for done in full]
-        newest = by_key[-1].version.extract
+        extract = newest.version.extract
         compared = {delivery: bench.compare(delivery) for delivery in wanted.deliveries}
         return Report(
             rows=wanted.rows,
             changed=wanted.changed,
             seed=wanted.seed,
             cores=os.cpu_count() or 1,
-            load=round(load, 2),
-            cases=(*whole, *(done.case for done in by_key)),
-            file_bytes=newest.stat().st_size,
-            copy=bench.copy_limit(newest),
+            load=store.setting["machine"]["load"],
+            cases=(*whole, *(store.cases[step] for step in _steps(wanted))),
+            file_bytes=extract.stat().st_size,
+            copy=bench.copy_limit(extract),
             equal_by_delivery={delivery: one.equal for delivery, one in compared.items()},
             slices=max(one.slices for one in compared.values()),
         )
 
 
-def _by_key(bench: Bench, wanted: Wanted, refresh: str, keys: int) -> Iterator[Done]:
-    """The same kind of change for every detector, brought by every delivery; limits of the first one are all others'."""
-    shared: dict[str, Limit] = {}
-    uploads: dict[str, Limit] = {}
-    for detector in wanted.detectors:
-        bench.change(keys)
-        for delivery in wanted.deliveries:
+def _steps(wanted: Wanted) -> list[tuple[str, str, str]]:
+    """All refreshes by key: the same kind of change for every detector, brought by every delivery."""
+    return list(product(wanted.keys, wanted.detectors, wanted.deliveries))
+
+
+def measure_by_key(bench: Bench, wanted: Wanted, store: CaseStore, progress: Say) -> Done | None:
+    """Measure the refreshes by key that are missing; return the last one."""
+    begun, measured, done = time.monotonic(), 0, None
+    for refresh, detector in product(wanted.keys, wanted.detectors):
+        steps = [(refresh, detector, delivery) for delivery in wanted.deliveries]
+        if all(step in store.cases for step in steps):
+            continue
+        bench.change(wanted.keys[refresh])
+        for *_, delivery in steps:
             done = bench.refresh(refresh, delivery, detector)
             _require_by_key(done.outcome)
-            shared = shared or bench.key_limits(done)
-            uploads[delivery] = uploads.get(delivery) or bench.upload_limit(done)
-            yield replace(done, case=done.beside({**shared, "publish": uploads[delivery]}))
+            store.add(done.beside(_limits(bench, done, store.of(refresh))))
+            measured += 1
+        left = len(set(_steps(wanted)) - store.cases.keys())
+        minutes = (time.monotonic() - begun) / measured * left / 60
+        progress(f"{measured} refreshes by key are measured, {left} are left: about {minutes:,.0f} min")
+    return done
+
+
+def _limits(bench: Bench, done: Done, known: Sequence[Case]) -> dict[str, Limit]:
+    """The limits of a refresh by key; those that others of its kind have are its own, too."""
+    shared = known[0].limits_by_stage if known else bench.key_limits(done)
+    sent = [case.limits_by_stage["publish"] for case in known if case.delivery == done.case.delivery]
+    return {**shared, "publish": sent[0] if sent else bench.upload_limit(done)}
 
 
 @contextmanager

@@ -16,17 +16,38 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.command import bench, conclude
-from benchmarks.docs import stages_excerpt
+from benchmarks.docs import (
+    DOCS,
+    MEASURING,
+    NOT_YET,
+    README,
+    filled,
+    goals_excerpt,
+    goals_page,
+    read_growth,
+    read_stages,
+    read_starts,
+    stages_excerpt,
+)
+from benchmarks.goals import goals_table
 from benchmarks.limits import build_limit, replace_limit, upload_limit
 from benchmarks.package_report import STEPS, PackageReport, Way
 from benchmarks.report import DELIVERIES, Case, Limit, Report, Stage, apart
-from benchmarks.run import Wanted, change_mix
+from benchmarks.run import CaseStore, Done, Wanted, change_mix, measure_by_key
+from benchmarks.starts import BY_SPARK, USUAL, Starts
+from tir_dagster.cli.refresh import RefreshOutcome
+from tir_dagster.errors import TirError
 from tir_dagster.hyper.engine import connect
 from tir_dagster.sandbox import processes
 from tir_dagster.sandbox.home import SERVERS, SandboxHome
 from tir_dagster.sandbox.sample import Mix
 
 ROWS = 3_000
+SETTING = {
+    "machine": {"system": "Linux", "processor": "a processor", "cores": 2, "memory_gb": 24, "load": 0.5},
+    "versions": {"Python": "3.11"},
+    "date": "2026-11-18 20:00 UTC",
+}
 COMMAND = [sys.executable, "-m", "benchmarks"]
 
 
@@ -188,7 +209,10 @@ def test_the_servers_are_stopped_and_what_was_kept_is_complete(ran: Ran):
 
 def test_a_terminated_run_leaves_neither_servers_nor_files_behind(tmp_path: Path):
     running = subprocess.Popen(
-        [*COMMAND, "--rows", "1000"], env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--rows", "1000", "--output", str(tmp_path / "written" / "bench.json")],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert running.stderr is not None
     assert any("rows staged" in line for line in running.stderr), "it ended before the sandbox was up"
@@ -197,7 +221,7 @@ def test_a_terminated_run_leaves_neither_servers_nor_files_behind(tmp_path: Path
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=120)
     assert running.returncode == 143
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["written"], "what was measured is kept"
     assert len(pids) == len(SERVERS)
     for pid in pids:
         assert pid is not None
@@ -297,13 +321,128 @@ def test_the_text_shows_detectors_side_by_side_and_the_verdict():
     assert lines[-1] == "Published by patch: equal to the source in all 3 slices"
 
 
-def test_the_readme_shows_the_refresh_by_key_and_the_goals_of_its_first_detector():
+def test_the_page_on_measuring_shows_the_refresh_by_key():
     shown = stages_excerpt(made_report())
     assert "make bench ROWS=10" in shown
     assert "    Refresh by key, republish: 1 rows purged, 2 appended" in shown
-    assert "by key, republish, watermark: faster than full" in shown
-    assert "feed:" not in shown
     assert "Full refresh" not in shown
+
+
+def test_a_report_is_read_as_it_was_written():
+    report = made_report()
+    assert Report.from_dict(json.loads(json.dumps(asdict(report)))) == report
+
+
+# What is kept of a run that ended early
+
+
+WANTED = Wanted(10, 1, seed=1)
+
+
+def test_refreshes_of_a_run_that_ended_early_are_kept(tmp_path: Path):
+    file = tmp_path / "build" / "bench.jsonl"
+    CaseStore(file, WANTED, SETTING, resume=False).add(made_case("by_key", "patch", 6.0))
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write('{"refresh": "by_k')  # killed while it wrote
+    resumed = CaseStore(file, WANTED, {**SETTING, "date": "later"}, resume=True)
+    assert resumed.of("by_key") == [made_case("by_key", "patch", 6.0)]
+    assert resumed.setting == SETTING, "the run's own machine and date"
+    resumed.add(made_case("by_key", "patch", 5.0))
+    assert resumed.of("by_key") == [made_case("by_key", "patch", 5.0)], "measured again, with its step"
+    with pytest.raises(TirError, match="asked for something else"):
+        CaseStore(file, replace(WANTED, rows=20), SETTING, resume=True)
+    assert CaseStore(file, WANTED, SETTING, resume=False).cases == {}
+
+
+class PlayedBench:
+    """Tells what it was asked to do; a refresh ends the run where `ends_at` says so."""
+
+    def __init__(self, ends_at: int = 0) -> None:
+        self.told: list[str] = []
+        self._left = ends_at
+
+    def change(self, keys: int) -> None:
+        self.told.append(f"change {keys}")
+
+    def refresh(self, refresh: str, delivery: str, detector: str) -> Done:
+        self._left -= 1
+        if self._left == 0:
+            raise KeyboardInterrupt
+        self.told.append(f"{refresh} {detector} {delivery}")
+        outcome = RefreshOutcome("bench", "changes", decision="incremental")
+        return Done(made_case(refresh, delivery, 6.0, detector=detector), outcome, None, None)
+
+    def key_limits(self, done: Done) -> dict[str, Limit]:
+        self.told.append("key limits")
+        return {"detect": Limit("bare SELECT", 1.0)}
+
+    def upload_limit(self, done: Done) -> Limit:
+        return Limit("upload", 1.0)
+
+
+def play(bench: PlayedBench, folder: Path, *, resume: bool) -> CaseStore:
+    wanted = replace(WANTED, rows=1_000, detectors=("watermark", "feed"))
+    store = CaseStore(folder / "bench.jsonl", wanted, SETTING, resume=resume)
+    measure_by_key(bench, wanted, store, bench.told.append)  # type: ignore[arg-type]
+    return store
+
+
+def test_a_resumed_run_changes_and_measures_only_what_is_missing(tmp_path: Path):
+    with pytest.raises(KeyboardInterrupt):
+        play(PlayedBench(ends_at=4), tmp_path, resume=False)
+    bench = PlayedBench()
+    store = play(bench, tmp_path, resume=True)
+    # The second delivery of a change is missing: both follow a new one.
+    assert bench.told[:3] == ["change 10", "by_key feed republish", "by_key feed patch"]
+    assert [line for line in bench.told if "change" in line] == ["change 10", "change 100", "change 100"]
+    assert bench.told.count("key limits") == 1, "those of the change of one per cent are known"
+    assert len(store.cases) == 2 * 2 * 2
+    assert all({"detect", "publish"} == case.limits_by_stage.keys() for case in store.cases.values())
+    assert any("2 refreshes by key are measured, 4 are left: about" in line for line in bench.told)
+
+
+# Goals
+
+
+def made_starts() -> Starts:
+    seconds = {USUAL: (4.0, 9.0, 5.0), BY_SPARK: (8.0, 9.0, 7.0)}
+    warm = dict.fromkeys(seconds, (2.0, 4.0, 3.0))
+    return Starts(200_000, 1_000, cold=seconds, warm=warm, tick_statements=1, equal=True, **SETTING)
+
+
+def test_goals_of_starts_are_told_by_medians():
+    starts = made_starts()
+    assert [(goal.reached, goal.met) for goal in starts.goals] == [(5 / 3, True), (8 / 3, False), (1, True)]
+    assert "all rows by the Spark Connect server" in starts.as_text()
+    assert Starts.from_dict(json.loads(json.dumps(starts.as_dict()))).as_text() == starts.as_text()
+
+
+def test_the_table_of_goals_names_the_run_of_each_and_the_short_one_one_detector():
+    table = goals_table(made_report(), None, made_starts())
+    assert "| **10 orders, 1 % of the keys changed** | | | |" in table
+    assert "| by key, republish, watermark: faster than full, our own | 14.43 x | ≥ 8.00 x | met |" in table
+    assert "| statements of a sensor's tick without a change | 1.00 | ≤ 1.00 | met |" in table
+    assert "NOT met" in table
+    short = goals_table(made_report(), None, made_starts(), short=True)
+    assert ("republish, feed:" in table, "republish, feed:" in short) == (True, False)
+    assert short.count("watermark") == table.count("watermark")
+
+
+def test_without_a_run_there_are_no_goals():
+    assert goals_excerpt(None, None, None) == NOT_YET
+    assert goals_table(made_report(), None, None, short=True) in goals_excerpt(made_report(), None, None)
+
+
+def test_the_published_goals_and_stages_are_those_of_the_recorded_runs():
+    report, recorded = read_stages(), (read_stages(), read_growth(), read_starts())
+    readme = README.read_text(encoding="utf-8")
+    assert filled(readme, "goals", goals_excerpt(*recorded)) == readme
+    assert (DOCS / "goals.md").is_file() == any(recorded)
+    assert not any(recorded) or (DOCS / "goals.md").read_text(encoding="utf-8") == goals_page(*recorded)
+    if report is not None:
+        page = MEASURING.read_text(encoding="utf-8")
+        assert report.equal
+        assert filled(page, "stages", stages_excerpt(report)) == page
 
 
 def test_sizes_that_are_no_numbers_are_refused():

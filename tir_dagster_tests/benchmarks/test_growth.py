@@ -10,9 +10,13 @@ from benchmarks.docs import DOCS, SCALE, filled, growth_page, read_growth, scale
 from benchmarks.growth import OWN, SERVER, Growth, Point, PointStore, fit, keys_at
 from benchmarks.plots import draw_growth
 from benchmarks.scale import BILLION, estimate, rows_of_bytes, scale_tables
+from tir_dagster.errors import TirError
 
 SIZES = (1_000_000, 10_000_000)
 MACHINE = {"system": "Linux", "processor": "a processor", "cores": 2, "memory_gb": 24, "load": 0.5}
+
+
+SETTING = {"machine": MACHINE, "versions": {"Python": "3.11"}, "date": "2026-11-18 20:00 UTC"}
 
 
 def point(rows: int, keys: int = 10_000, delivery: str = "republish", **values) -> Point:
@@ -20,7 +24,7 @@ def point(rows: int, keys: int = 10_000, delivery: str = "republish", **values) 
 
 
 def growth_of(*points: Point) -> Growth:
-    return Growth(10_000, SIZES[-1], MACHINE, {"Python": "3.11"}, "2026-11-18 20:00 UTC", points)
+    return Growth(10_000, SIZES[-1], points=points, **SETTING)
 
 
 @pytest.fixture
@@ -100,16 +104,19 @@ def test_at_the_fixed_size_other_numbers_of_keys_change_too():
 
 def test_points_of_a_run_that_ended_early_are_kept(tmp_path: Path):
     file = tmp_path / "growth" / "points.jsonl"
-    store = PointStore(file, resume=False)
+    store = PointStore(file, 1, SETTING, resume=False)
     store.add(point(1_000, 10, own=1.0))
     store.add(point(1_000, 10, "patch", error="no"))
     with file.open("a", encoding="utf-8") as opened:
         opened.write('{"rows": 1000, "ke')
-    resumed = PointStore(file, resume=True)
+    resumed = PointStore(file, 1, {**SETTING, "date": "later"}, resume=True)
     assert resumed.has(1_000, 10, "republish")
     assert not resumed.has(1_000, 10, "patch"), "what failed is tried again"
+    assert resumed.setting == SETTING, "the run's own machine and date"
     resumed.add(point(2_000, 10, own=2.0))
-    assert [p.rows for p in PointStore(file, resume=True).points] == [1_000, 2_000]
+    assert [p.rows for p in PointStore(file, 1, SETTING, resume=True).points] == [1_000, 2_000]
+    with pytest.raises(TirError, match="asked for something else"):
+        PointStore(file, 2, SETTING, resume=True)
 
 
 def test_the_picture_is_drawn_twice(growth: Growth, tmp_path: Path):
