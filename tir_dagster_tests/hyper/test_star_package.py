@@ -35,6 +35,7 @@ from tir_dagster.sandbox.tableau.hyper_model import document_of_hyper_file
 from tir_dagster.snowflake.names import TableName
 from tir_dagster_tests.hyper.documents import SNOWFLAKE
 from tir_dagster_tests.hyper.documents import document_of as text_of
+from tir_dagster_tests.hyper.star_document import STAR
 from tir_dagster_tests.star_package import EXTRACT_NAMES, ROWS, TABLES, star_package
 
 DECLARED = tuple(
@@ -158,6 +159,24 @@ def test_everything_else_that_changes_in_a_document_is_noticed(
     result = document_differences(Document(text.encode()), Document(text.replace(old, new).encode()))
     assert len(result) == len(differences)
     assert all(part in difference for part, difference in zip(differences, result, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differences"),
+    [
+        ("increment-value='#2025-01-01#'", "increment-value='#2025-01-02#'", 0),
+        ("increment-value='#2024-01-01#'", "increment-value='#2024-01-02#'", 1),
+        ("rows-inserted='7'", "rows-inserted='8'", 1),
+        ("update-time='yesterday'", "update-time='today'", 1),
+    ],
+)
+def test_only_the_last_event_and_only_the_extract_may_change(old: str, new: str, differences: int):
+    earlier = "<refresh-event increment-value='#2024-01-01#' rows-inserted='7' />"
+    text = STAR.replace("<refresh-event", f"{earlier}<refresh-event", 1)
+    text = text.replace("<connection class='snowflake'", "<connection class='snowflake' update-time='yesterday'")
+    assert old in text
+    changed = text.replace(old, new)
+    assert len(document_differences(Document(text.encode()), Document(changed.encode()))) == differences
 
 
 def test_a_document_that_would_change_elsewhere_is_not_published(
