@@ -144,7 +144,9 @@ def _fill(extract: Path, rows: Rows, increment: tuple[str, str] | None, hyper: A
             return "%null%"
         table, column = increment
         place = TableName("Extract", EXTRACT_NAMES[table])
-        greatest = connection.execute_scalar_query(f'SELECT MAX("{column}") FROM {place}')
+        columns = next(logical.columns for logical in TABLES if logical.name == table)
+        stored = next(candidate.extract for candidate in columns if candidate.remote_name == column)
+        greatest = connection.execute_scalar_query(f'SELECT MAX("{stored}") FROM {place}')
     return str(greatest) if isinstance(greatest, int) else f"#{greatest}#"
 
 
