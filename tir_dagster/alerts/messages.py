@@ -105,7 +105,9 @@ def success_event(success: Success, full_seconds: float | None) -> Event:
         title = f"{success.extract}: {'loaded' if success.published else 'nothing to load'}"
         text = "The files are in the table." if success.published else "There were no new files."
     elif success.decision == "rollback":
-        title, text = f"{success.extract}: rolled back", success.why
+        title = f"{success.extract}: rolled back"
+        sentence = success.why.removeprefix(f"{title} ")
+        text = sentence[:1].upper() + sentence[1:]
     elif success.published:
         why = f", {success.reason}" if success.reason else ""
         title = f"{success.extract}: refreshed ({success.decision}{why})"

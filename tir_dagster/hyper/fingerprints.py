@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tir_dagster.errors import SourceError
@@ -15,7 +16,7 @@ from tir_dagster.hyper.engine import connect, literal, quoted
 from tir_dagster.hyper.features import HYPER, ROW_DIGEST, SNOWFLAKE, Dialect, digested, features
 from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.slices import slice_bounds_hyper, slice_sql_hyper
-from tir_dagster.snowflake.columns import Column
+from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import literal as snowflake_literal
 from tir_dagster.snowflake.slices import SliceBy, slice_filter_snowflake, slice_sql_snowflake
 
@@ -42,31 +43,54 @@ class Fingerprint(Mapping[str, int]):
         return hash(frozenset(self.values_by_name.items()))
 
     def differences(
-        self, other: Mapping[str, int], *, label: str = "extract", other_label: str = "source"
+        self,
+        other: Mapping[str, int],
+        *,
+        label: str = "extract",
+        other_label: str = "source",
+        places: Mapping[str, int] = MappingProxyType({}),
     ) -> list[str]:
-        """One line for each number that differs: `AMOUNT sum: extract 1,250, source 1,300 (-50)`."""
-        return [
-            f"{name}: {label} {_number_text(self.get(name))}, {other_label} {_number_text(other.get(name))}{_apart(self.get(name), other.get(name))}"
-            for name in dict.fromkeys((*self, *other))
-            if self.get(name) != other.get(name)
-        ]
+        """One line for each number that differs: `AMOUNT sum: extract 12.50, source 13.00 (-0.50)`.
+
+        `places` says by name how many decimal places a whole number stands for.
+        """
+        lines = []
+        # The digest says that something differs, the others what: people read them first.
+        for name in sorted(dict.fromkeys((*self, *other)), key=lambda name: name == ROW_DIGEST):
+            mine, others, scale = self.get(name), other.get(name), places.get(name, 0)
+            if mine != others:
+                line = f"{name}: {label} {_number_text(mine, scale)}, {other_label} {_number_text(others, scale)}"
+                if mine is not None and others is not None:
+                    line += f" ({'+' if mine > others else ''}{_number_text(mine - others, scale)})"
+                lines.append(line)
+        return lines
 
 
-def _number_text(value: int | None) -> str:
-    return "nothing" if value is None else f"{value:,}"
-
-
-def _apart(value: int | None, other_value: int | None) -> str:
-    return "" if value is None or other_value is None else f" ({value - other_value:+,})"
+def _number_text(value: int | None, places: int) -> str:
+    if value is None:
+        return "nothing"
+    whole, rest = divmod(abs(value), 10**places)
+    return ("-" if value < 0 else "") + f"{whole:,}" + (f".{rest:0{places}d}" if places else "")
 
 
 def different_slices(
-    extract: Mapping[str | None, Fingerprint], source: Mapping[str | None, Fingerprint]
+    extract: Mapping[str | None, Fingerprint],
+    source: Mapping[str | None, Fingerprint],
+    columns: Sequence[Column] = (),
 ) -> dict[str | None, list[str]]:
-    """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything."""
+    """The slices whose fingerprints differ, and how; a slice that only one side has differs in everything.
+
+    Of columns that are given, decimals are shown with their point.
+    """
     empty = Fingerprint({})
+    places = {
+        f"{column.name} {feature}": column.scale
+        for column in columns
+        if column.kind is Kind.DECIMAL
+        for feature in ("sum", "min", "max")
+    }
     differences = {
-        name: extract.get(name, empty).differences(source.get(name, empty))
+        name: extract.get(name, empty).differences(source.get(name, empty), places=places)
         for name in dict.fromkeys((*extract, *source))
     }
     return {name: lines for name, lines in differences.items() if lines}

@@ -57,6 +57,35 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
     return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
 
 
+def drift_sentence(
+    instance: dg.DagsterInstance, spec: ExtractSpec, keys: ExtractKeys, confirmed: Confirmation | None
+) -> str | None:
+    """Return what is known to differ, and the command that shows it; None if nothing is."""
+    drift = known_drift(instance, keys, confirmed)
+    if drift is None or confirmed is None:
+        return None
+    named = ", ".join(slice_label(name or NO_SLICE_KEY) for name in drift.slices[:3])
+    what, option = "differs from the source", ""
+    if _other_rows(instance, keys, confirmed.version) is not None:
+        what, option = "the server holds other rows than were confirmed", " --server"
+    return f"{what}{f' in {named}' if named else ''}: tir verify {spec.name}{option} --rows"
+
+
+def verified_slices(instance: dg.DagsterInstance, keys: ExtractKeys) -> dict[str, int]:
+    """Return how many slices verifications compared and found equal, by version, as far as the last ones tell."""
+    key = dg.AssetCheckKey(keys.published_datasource, EQUALS_SOURCE)
+    verified: dict[str, int] = {}
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_MOST_CHECKS):
+        event = record.event.dagster_event if record.event else None
+        data = event.event_specific_data if event else None
+        if isinstance(data, dg.AssetCheckEvaluation) and data.passed:
+            metadata = {name: getattr(entry, "value", None) for name, entry in data.metadata.items()}
+            version, count = metadata.get(VERSION), metadata.get("tir/slices_compared")
+            if isinstance(version, str) and isinstance(count, int):
+                verified.setdefault(version, count)
+    return verified
+
+
 def _other_rows(instance: dg.DagsterInstance, keys: ExtractKeys, version: str) -> dict[str, Any] | None:
     failed = _failure(instance, keys.published_datasource, SERVER_HOLDS_IT, version)
     return None if failed is None else {**failed, REPAIR: True}
@@ -90,6 +119,8 @@ def _name(label: str) -> str | None:
 
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
+# At most so many results of a check are read.
+_MOST_CHECKS = 200
 # At most this many differing slices are shown.
 _SHOWN_SLICES = 50
 

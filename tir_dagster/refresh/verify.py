@@ -100,7 +100,7 @@ def compare_slices(
             extract_prints = content_fingerprints(extract, shape, only=different, sums_only=sums_only)
             with waiting_for("warehouse"):
                 source_prints = source_query.result()
-        differences = {**differences, **different_slices(extract_prints, source_prints)}
+        differences = {**differences, **different_slices(extract_prints, source_prints, shape.columns)}
         different = list(differences)
     return differences
 
@@ -349,7 +349,7 @@ class Verification:
         )
         different = {
             slice_label(name or NO_SLICE_KEY): lines
-            for name, lines in different_slices(extract_prints, source_prints).items()
+            for name, lines in different_slices(extract_prints, source_prints, self._shape.columns).items()
         }
         rows = sum(fingerprint["rows"] for fingerprint in extract_prints.values())
         counted = {"tir/slices_compared": len({*extract_prints, *source_prints}), "dagster/row_count": rows}

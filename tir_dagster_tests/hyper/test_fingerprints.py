@@ -255,7 +255,7 @@ def test_a_source_whose_numbers_changed_by_opposite_amounts_differs(cursor: Any,
     assert source((10, 30)) == {}
     for changed in (source((-100, 140)), source((30, 10)), source((10, 30), (1.25, 2.75))):
         assert [line.split(":")[0] for line in changed["all"]] == ["digest"]
-    assert [line.split(":")[0] for line in source((-1000, 1040))["all"]] == ["digest", "AMOUNT min", "AMOUNT max"]
+    assert [line.split(":")[0] for line in source((-1000, 1040))["all"]] == ["AMOUNT min", "AMOUNT max", "digest"]
 
 
 def test_wide_decimals_give_the_same_numbers_from_a_file_that_holds_them_exactly(tmp_path: Path):
@@ -285,6 +285,17 @@ def test_differences_read_as_sentences():
     assert extract.differences(source) == [
         "AMOUNT sum: extract 1,250, source 1,300 (-50)",
         "NAME letters: extract nothing, source 4",
+    ]
+
+
+def test_decimals_are_shown_with_their_point_and_the_digest_comes_last():
+    columns = [Column.from_snowflake("AMOUNT", "NUMBER(10,2)"), Column.from_snowflake("QTY", "NUMBER(38,0)")]
+    extract = {"2026-01": Fingerprint({"rows": 1, "digest": 1, "AMOUNT sum": 9900, "QTY sum": 9900})}
+    source = {"2026-01": Fingerprint({"rows": 1, "digest": 2, "AMOUNT sum": 4005, "QTY sum": 9901})}
+    assert different_slices(extract, source, columns)["2026-01"] == [
+        "AMOUNT sum: extract 99.00, source 40.05 (+58.95)",
+        "QTY sum: extract 9,900, source 9,901 (-1)",
+        "digest: extract 1, source 2 (-1)",
     ]
 
 

@@ -431,7 +431,10 @@ def test_a_rollback_says_what_is_published_again_and_that_it_is_on_hold(instance
     (success,) = reader.tick()
     assert (success.published, success.why) == (True, plan)
     event = success_event(success, None)
-    assert (event.title, event.text) == ("orders: rolled back", plan)
+    assert (event.title, event.text) == (
+        "orders: rolled back",
+        "To version v00000003. On hold until tir release orders: wrong prices.",
+    )
     assert "Changed" not in event.facts, "all rows were published again, none was changed by key"
 
 

@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 from tir_dagster.alerts.events import Problem
 from tir_dagster.alerts.problems import AlertState
 from tir_dagster.changes.plan import SourceState
+from tir_dagster.cli.audit.verify import VerifyOutcome
 from tir_dagster.cli.main import tir
 from tir_dagster.cli.refresh import TriggerCommand
 from tir_dagster.definitions import build_defs
 from tir_dagster.errors import DatasourceError
-from tir_dagster.orchestration.alerts.commands import alert_storage
+from tir_dagster.orchestration.alerts.commands import alert_storage, tell_verified
 from tir_dagster.orchestration.alerts.history import RETRY_WAIT_SECONDS, Watermark, finished_run_reports
 from tir_dagster.orchestration.alerts.sensor import build_alert_sensor, report, report_recovery
 from tir_dagster.orchestration.build import build_extract_defs
@@ -314,6 +315,16 @@ def test_drift_that_a_check_reports_is_told_once_and_ended_by_its_recovery(insta
     report_recovery(spec, "drift")
     watcher.tick()
     assert len(people.messages()) == 2
+
+
+def test_what_a_command_verified_is_told_at_once_and_ends_when_nothing_is_known_to_differ(instance, people: People):
+    spec, outcome = an_extract(), VerifyOutcome("orders", "v00000001", "now")
+    for found in (["The server holds other rows than were confirmed."], [], []):
+        tell_verified(spec, instance, outcome, print, found=found)
+    failure, recovery = people.messages()
+    assert "The server holds other rows" in failure["text"]
+    assert recovery["thread_ts"] == failure["ts"]
+    assert outcome.warnings == []
 
 
 def test_a_sensor_that_cannot_read_is_told_and_so_is_that_it_reads_again(instance, people: People, seeded: Sandbox):

@@ -101,9 +101,12 @@ def test_rows_of_the_server_are_compared_with_the_source(restored: Place, say: S
     order = publish_spoilt(restored)
     found = say("verify", "orders", "--server", "--rows", "--json", code=FAILED)
     assert found["server"].startswith("The server holds other rows than were confirmed.")
+    assert say("why", "orders", "--key", str(order), "--json")["known"].startswith("the server holds other rows")
+    assert "tir verify orders --server --rows" in say("status", code=FAILED)
     assert [(row["kind"], row["key"]) for row in found["rows"]] == [("missing", {"ORDER_ID": str(order)})]
     repaired = say("verify", "orders", "--server", "--repair", "--json")
-    assert repaired["repaired"], repaired
+    assert (repaired["repaired"], repaired["steps"]) == (True, ["loaded everything (FOREIGN_PUBLISH)"]), repaired
+    assert say("why", "orders", "--key", str(order), "--json")["known"] is None
     assert restored.published_rows() == restored.source_rows()
 
 
@@ -165,7 +168,8 @@ def test_a_rollback_holds_until_it_is_released_and_the_next_refresh_goes_on(rest
     restored.touch("a mistake")
     assert restored.refresh().published
     assert restored.published_rows() != before
-    planned = say("rollback", "orders", "--to", target.id, "--dry-run", "--json")
+    planned = say("rollback", "orders", "--to", "previous", "--dry-run", "--json")
+    assert planned["to"] == target.id
     assert (planned["published"], planned["rows"]) == (False, target.manifest["rows"])
     rolled = say("rollback", "orders", "--to", target.id, "--hold", "--reason", "a mistake in the load", "--json")
     assert (rolled["published"], rolled["held"]) == (True, True)
@@ -176,6 +180,7 @@ def test_a_rollback_holds_until_it_is_released_and_the_next_refresh_goes_on(rest
         "rollback",
         "tir rollback",
     )
+    assert newest["slices_compared"] == newest["slices"] > 0, "compared after the publish"
     assert "a mistake in the load" in say("history", "orders")
     assert "a mistake in the load" in say("refresh", "orders", code=FAILED)
     assert "on hold" in say("plan", "orders")

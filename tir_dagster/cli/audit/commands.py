@@ -40,6 +40,7 @@ def verify(
     with working(f"tir verify {extract}", of="--all-slices" if all_slices else ""):
         from tir_dagster.cli.audit import verify as work
         from tir_dagster.cli.refresh import Command
+        from tir_dagster.orchestration.alerts.commands import tell_verified
         from tir_dagster.orchestration.home import dagster_instance
 
         with dagster_instance() as instance:
@@ -57,9 +58,11 @@ def verify(
                 )
 
             outcome = check()
+            tell_verified(spec, instance, outcome, tell, found=outcome.told)
             if repair and outcome.compared and not outcome.equal:
                 click.echo("\n".join(work.lines_of(outcome)), err=True)
                 outcome = work.repair(command, instance, lambda: check(every=True), tell)
+                tell_verified(spec, instance, outcome, tell, found=outcome.told)
     click.echo(json.dumps(outcome.as_dict()) if as_json else "\n".join(work.lines_of(outcome)))
     if not (outcome.equal and outcome.compared):
         raise click.exceptions.Exit(1)
@@ -118,7 +121,11 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
 @click.command(short_help="Publish an earlier version again.")
 @click.argument("extract")
 @click.option(
-    "--to", "version", required=True, metavar="VERSION", help="A kept version, such as v00000012; see tir history."
+    "--to",
+    "version",
+    required=True,
+    metavar="VERSION",
+    help="A kept version, such as v00000012 (see tir history), or `previous`: the one that was published before.",
 )
 @click.option("--hold", is_flag=True, help="Also keep refreshes from undoing it, until tir release.")
 @click.option("--reason", default="rolled back by hand", show_default=True, help="With --hold: why; people see it.")

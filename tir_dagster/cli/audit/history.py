@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +15,7 @@ from tir_dagster.cli.kept_revisions import list_revisions
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS
 from tir_dagster.errors import ExtractError, SpecError, TirError
 from tir_dagster.hyper.differences import shown_key
+from tir_dagster.orchestration.checks import drift_sentence, verified_slices
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmed_events, last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
@@ -78,6 +79,7 @@ def list_history(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int)
     events = list(confirmed_events(instance, extract_keys(spec).published_datasource))[:limit]
     kept = {version.id for version in context.versions.versions()}
     entries = {entry.version: entry for entry in context.history.entries()}
+    verified = verified_slices(instance, extract_keys(spec))
     try:
         revisions = {entry.number for entry in list_revisions(spec, instance).revisions or ()}
     except TirError as error:
@@ -101,7 +103,7 @@ def list_history(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int)
                 rows_appended=manifest.get("rows_appended"),
                 started_by=_starter(instance, event.run_id),
                 run_id=event.run_id,
-                slices_compared=len(manifest["compared"]) if "compared" in manifest else None,
+                slices_compared=_compared(manifest, verified.get(confirmation.version)),
                 slices=len(manifest["slice_rows"]) if "slice_rows" in manifest else None,
                 kept_here=confirmation.version in kept,
                 revision=revision if revision in revisions else None,
@@ -109,6 +111,13 @@ def list_history(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int)
             )
         )
     return History(spec.name, hold.sentence(spec.name) if hold else None, versions, notes)
+
+
+def _compared(manifest: Mapping[str, Any], verified: int | None) -> int | None:
+    """Return how many slices were compared as a whole: when the version was made, or by a verification since then."""
+    if "compared" not in manifest:
+        return verified
+    return max(len(manifest["compared"]), verified or 0)
 
 
 def _decision(entry: HistoryEntry | None) -> str:
@@ -203,6 +212,8 @@ class Why:
     now: list[dict[str, str | None]] | None
     since: str | None
     column: str | None = None
+    # What is known to be wrong with what is published.
+    known: str | None = None
 
 
 def tell_why(
@@ -243,6 +254,7 @@ def _tell_why(
             raise SpecError(
                 f"{column} is of type {kind.value}, which has no sum. Name a column of numbers, or leave --column out."
             )
+    known = drift_sentence(instance, spec, extract_keys(spec), confirmed)
     entries = context.history.entries()
     since = min((entry.confirmed_at for entry in entries), default=None)
     oldest = since.strftime("%Y-%m-%d %H:%M UTC") if since else None
@@ -258,7 +270,7 @@ def _tell_why(
             )
             for change in why_slice(context, shape, key, column)
         ]
-        return Why(spec.name, f"slice {slice_name}", steps, None, oldest, column)
+        return Why(spec.name, f"slice {slice_name}", steps, None, oldest, column, known)
     values = parse_key(shape, keys)
     steps = []
     for change in why_key(context, shape, values):
@@ -274,7 +286,7 @@ def _tell_why(
         }
         steps.append(_step(change.entry, change.kind, changes=changes, before=before, after=after))
     subject = shown_key(shape.key, values)
-    return Why(spec.name, subject, steps, [_texts(row) for row in current_rows(version, values)], oldest, column)
+    return Why(spec.name, subject, steps, [_texts(row) for row in current_rows(version, values)], oldest, column, known)
 
 
 def _step(entry: HistoryEntry, what: str, **fields: Any) -> WhyStep:
@@ -310,9 +322,11 @@ def why_lines(why: Why) -> list[str]:
         lines += [f"      announced by {announcement}" for announcement in step.announced_by]
     if why.now is not None:
         lines.append(f"  now: {'; '.join(_row_text(row, why.column) for row in why.now) or 'no row of this key'}")
-    known = f"The history reaches back to {why.since}" if why.since else "There is no history yet"
+    if why.known:
+        lines.append(f"  known: {why.known}")
+    reach = f"The history reaches back to {why.since}" if why.since else "There is no history yet"
     changed = "" if why.steps else "; no refresh since then changed it"
-    return [*lines, f"{known}{changed}."]
+    return [*lines, f"{reach}{changed}."]
 
 
 def _what(step: WhyStep) -> str:

@@ -13,16 +13,20 @@ from dataclasses import dataclass, field, replace
 import dagster as dg
 
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Command
+from tir_dagster.errors import ExtractError
 from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import stopping
-from tir_dagster.orchestration.metadata import last_confirmation
+from tir_dagster.orchestration.metadata import confirmations, last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, rollback_job_name
 from tir_dagster.refresh.context import leased, remove
 from tir_dagster.refresh.look import look
 from tir_dagster.refresh.rollback import plan_rollback, refuse_trigger
 from tir_dagster.refresh.state.hold import HoldFile
 from tir_dagster.spec.extract import ExtractSpec
+
+# Instead of a version's name: the one before the published one.
+PREVIOUS = "previous"
 
 
 @dataclass
@@ -57,6 +61,8 @@ def roll_back(
     """Run the extract's rollback job in this process; with `dry_run`, only plan it."""
     refuse_trigger(spec)
     command = Command(spec, instance, progress)
+    if version == PREVIOUS:
+        version = _previous(command, instance)
     outcome = RollbackOutcome(spec.name, version)
     if dry_run:
         context = replace(command.context, work=command.context.folder / "plan")
@@ -95,6 +101,16 @@ def roll_back(
         f"{confirmed.version}. {ending}"
     )
     return outcome
+
+
+def _previous(command: Command, instance: dg.DagsterInstance) -> str:
+    """Return the version that was published before the one that people see."""
+    versions = [confirmed.version for confirmed in confirmations(instance, command.keys.published_datasource)]
+    earlier = [version for version in versions if version != versions[0]]
+    if not earlier:
+        name = command.spec.name
+        raise ExtractError(f"{name}: there is no previous version. tir history {name} shows what was published.")
+    return earlier[0]
 
 
 def _who() -> str:

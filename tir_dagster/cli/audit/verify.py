@@ -63,6 +63,10 @@ class VerifyOutcome:
     server: str | None = None
     repaired: bool = False
     steps: list[str] = field(default_factory=list)
+    # Alerts that could not be sent.
+    warnings: list[str] = field(default_factory=list)
+    # What differs, in the sentences that people are told.
+    told: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,6 +125,7 @@ def _verify(
     finding = _finding(lambda: verification.equals_source(only))
     outcome = VerifyOutcome(command.spec.name, confirmed.version, confirmed.source_version, sentence=finding.sentence)
     outcome.compared, outcome.equal = not finding.open, finding.passed
+    outcome.told += [] if finding.passed or finding.open else [finding.sentence]
     outcome.slices = {label: list(lines) for label, lines in finding.slices.items()}
     if only is None and not finding.open:
         _record(instance, command, EQUALS_SOURCE, finding, confirmed.version)
@@ -135,6 +140,7 @@ def _verify(
         held = _finding(lambda: _on_server(outcome, verification, context, confirmed, rows=rows, values=values))
         outcome.server = held.sentence
         outcome.compared, outcome.equal = outcome.compared and not held.open, outcome.equal and held.passed
+        outcome.told += [] if held.passed or held.open else [held.sentence]
         if not held.open:
             _record(instance, command, SERVER_HOLDS_IT, held, confirmed.version)
     return outcome
@@ -227,14 +233,15 @@ def repair(
     for mode, step in (("changes", "replaced the slices that differ"), ("full", "loaded everything")):
         progress(f"repairing: {step}")
         try:
-            command.refresh(mode, (), allow_empty=False)  # type: ignore[arg-type]
+            done = command.refresh(mode, (), allow_empty=False)  # type: ignore[arg-type]
         except HeldError:
             raise
         except TirError as error:
             problem = error
             steps.append(f"{step}, which failed ({shortened(one_line(str(error)), 200)})")
             continue
-        steps.append(step)
+        # A refresh that was asked for the slices loads everything if somebody else published, or for another reason of its own.
+        steps.append(f"loaded everything ({done.reason})" if mode == "changes" and done.decision == "full" else step)
         outcome = check()
         if outcome.equal or not outcome.compared:
             # What cannot be compared is not known to be wrong, so nothing older is published over it.
@@ -269,6 +276,8 @@ def _last_equal(command: Command, instance: dg.DagsterInstance, progress: Callab
 def lines_of(outcome: VerifyOutcome) -> list[str]:
     """Return the result for people."""
     lines = [f"{outcome.extract}: {outcome.sentence}"]
+    # Before the slices: if only the server's file differs, they are the server's.
+    lines += [f"server: {outcome.server}"] if outcome.server else []
     lines += [f"  {name}: {'; '.join(differences[:3])}" for name, differences in sorted(outcome.slices.items())]
     if outcome.rows:
         at_least = "" if outcome.complete else "at least "
@@ -279,8 +288,6 @@ def lines_of(outcome: VerifyOutcome) -> list[str]:
         lines += [f"  {_row_line(row)}" for row in outcome.rows]
         left = outcome.missing + outcome.extra + outcome.stale - len(outcome.rows)
         lines += [f"  and {left:,} more"] if left > 0 else []
-    if outcome.server:
-        lines.append(f"server: {outcome.server}")
     if outcome.steps:
         ended = "it is equal now" if outcome.repaired else "it still differs"
         lines.append(f"repair: {', then '.join(outcome.steps)}: {ended}")

@@ -13,11 +13,10 @@ import dagster as dg
 from dagster._utils.schedules import cron_string_iterator
 
 from tir_dagster.alerts.text import span
-from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.cli.declared import nothing_declared
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.alerts.commands import alert_storage
-from tir_dagster.orchestration.checks import known_drift
+from tir_dagster.orchestration.checks import drift_sentence
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import confirmed_events
 from tir_dagster.orchestration.names import extract_keys, load_keys, source_sensor_names
@@ -119,11 +118,10 @@ def _extract(spec: ExtractSpec, instance: dg.DagsterInstance, problems: Sequence
     event = next(iter(confirmed_events(instance, keys.published_datasource)), None)
     notes = [*problems]
     is_wrong = bool(problems)
-    drift = known_drift(instance, keys, event.confirmation if event else None)
+    drift = drift_sentence(instance, spec, keys, event.confirmation if event else None)
     if drift is not None:
         is_wrong = True
-        named = ", ".join(slice_label(name or NO_SLICE_KEY) for name in drift.slices[:3])
-        notes.append(f"differs from the source{f' in {named}' if named else ''}: tir verify {spec.name} --rows")
+        notes.append(drift)
     pending = 0
     try:
         pending = len(ChangeSetStore(folder / "change_sets").pending())

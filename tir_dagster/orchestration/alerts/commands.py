@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.alerts.events import Failure, Report, Success
+from tir_dagster.alerts.events import Failure, Recovered, Report, Success
 from tir_dagster.alerts.sending import AlertSender, Note
 from tir_dagster.alerts.storage import AlertStorage, KilledCommand
 from tir_dagster.alerts.text import one_line, scrub, shortened
@@ -24,6 +24,7 @@ from tir_dagster.orchestration.alerts.runs import (
     Declaration,
     EndedRun,
     error_names,
+    failure,
     failure_by_errors,
     failure_of_run,
     in_words,
@@ -34,11 +35,14 @@ from tir_dagster.orchestration.alerts.runs import (
     sentence_of,
     success_of_run,
 )
+from tir_dagster.orchestration.checks import known_drift
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import StoppedError
 from tir_dagster.orchestration.metadata import last_confirmation
 from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.orchestration.partitions import UNFINISHED
+from tir_dagster.spec.alerts import Cause
+from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
 _KILLED = "The command ended without a result: its process was killed, or its machine stopped."
@@ -145,6 +149,31 @@ def _success(spec: Declaration, instance: dg.DagsterInstance, outcome: Any) -> S
         return success
     reason = outcome.reason or ""
     return replace(success, decision=outcome.decision, reason=reason, why=in_words(reason) or success.why)
+
+
+def tell_verified(
+    spec: ExtractSpec,
+    instance: dg.DagsterInstance,
+    outcome: Any,
+    progress: Callable[[str], None],
+    *,
+    found: Sequence[str],
+) -> None:
+    """Send what differs, as sentences of a verification by a command; if nothing is known to differ, end the problem.
+
+    The alerts sensor tells the same of the recorded checks; whoever comes second finds it told.
+    """
+    if spec.alerts is None:
+        return
+    keys, now = extract_keys(spec), time.time()
+    ident = f"{now:.3f}/{spec.name}"
+    if found:
+        report: Report = failure(spec, Cause.DRIFT, " ".join(found), ident=f"{ident}/drift", at=now)
+    elif known_drift(instance, keys, last_confirmation(instance, keys.published_datasource)) is None:
+        report = Recovered(f"{ident}/no-drift", spec.name, "drift", now)
+    else:
+        return
+    _send(spec, instance, outcome, progress, lambda: report)
 
 
 # Killed commands
