@@ -18,7 +18,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/find-java)" && export JAVA_HOME &&
 # What every Spark of the tests loads, kept once: each of them starts in half the time.
 CLASSES := build/classes/.ready
 
-.PHONY: help setup java chromium lint format test demo dev bench bench-check profile audit docs docs-tables torture soak clients example clean
+.PHONY: help setup java chromium lint format test demo dev bench bench-check profile audit docs docs-tables torture soak histories clients example clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -78,8 +78,11 @@ bench-check: setup ## what refreshes ask for (statements, rows, calls, events, f
 profile: $(READY) ## what loading the definitions costs beyond importing Dagster, module by module
 	@$(BIN)/python scripts/profile-definitions
 
-torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a rollback and a load, full disks, cut networks; a table in build/torture.md
+torture: setup $(CLASSES) ## KILLS=1000 kills at every step of a refresh, a rollback and a load, full disks, cut networks; a table in build/torture.md; goes on where it was stopped
 	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.torture --kills $(KILLS) --seed $(SEED)
+
+histories: setup ## 10,000 random histories on the pure core, 300 through Hyper (docs/survival.md); goes on where it was stopped
+	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.histories
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger many_extracts many_daemon cluster redefined_sources shared_state spark_server) refresh/state/test_workers.py test_deploy.py \
 	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py benchmarks/test_contest.py cli/test_demo.py cli/setup

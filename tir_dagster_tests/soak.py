@@ -1,13 +1,15 @@
-"""`python -m tir_dagster_tests.soak`: refresh one extract hundreds of times; nothing may grow. Writes build/soak.json and a picture."""
+"""`python -m tir_dagster_tests.soak`: refresh one extract hundreds of times; nothing may grow. Writes build/soak.json and a picture.
+
+A run that was stopped goes on where it was: its sandbox, its state and its measures are kept in the folder until all refreshes are done.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import signal
+import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ from tir_dagster.sandbox import sample
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.conftest import Sandbox, running_sandbox
+from tir_dagster_tests.long_runs import STOPPED, SURVIVAL, Kept, ran_to_its_end, today, write_survival
 from tir_dagster_tests.orchestration.conftest import SPEC, download
 from tir_dagster_tests.packages import plain, rows_of
 
@@ -136,10 +139,12 @@ class Place:
     spec: ExtractSpec
     folder: Path
     count: int = 0
+    # By this process.
+    refreshed: int = 0
 
     def change(self) -> None:
         """Update some orders, insert one, and delete the one of the refresh before: as many rows as ever."""
-        self.count += 1
+        self.count = self._changes() + 1
         stamp = "DATEADD('second', 1, (SELECT MAX(UPDATED_AT) FROM MYTABLE))"
         added = _FIRST_ADDED + self.count
         columns = "ORDER_DATE, CUSTOMER, QUANTITY"
@@ -153,7 +158,13 @@ class Place:
                 f"INSERT INTO MYTABLE (ORDER_ID, {columns}, UPDATED_AT) SELECT {added}, {columns}, {stamp} FROM MYTABLE"
                 " WHERE ORDER_ID = (SELECT MIN(ORDER_ID) FROM MYTABLE)"
             )
-            cursor.execute(f"DELETE FROM MYTABLE WHERE ORDER_ID = {added - 1}")
+            cursor.execute(f"DELETE FROM MYTABLE WHERE ORDER_ID > {_FIRST_ADDED} AND ORDER_ID < {added}")
+
+    def _changes(self) -> int:
+        """Return how often the table was changed, also by runs that were stopped."""
+        with self.sandbox.snowflake(database="MYDB", schema="MYSCHEMA") as connection:
+            ((last,),) = connection.cursor().execute("SELECT MAX(ORDER_ID) FROM MYTABLE").fetchall()
+        return max(0, int(last) - _FIRST_ADDED)
 
     def refresh(self) -> Measure:
         self.change()
@@ -163,7 +174,8 @@ class Place:
             seconds = time.monotonic() - begun
             partitions = len(change_set_partitions(self.spec).get_partition_keys(dynamic_partitions_store=instance))
         assert outcome.published, outcome
-        assert outcome.decision == "incremental" or self.count == 1, f"refresh {self.count}: {outcome.reason}"
+        assert outcome.decision == "incremental" or self.refreshed == 0, f"refresh {self.count}: {outcome.reason}"
+        self.refreshed += 1
         return self._measured(seconds, partitions)
 
     def _measured(self, seconds: float, partitions: int) -> Measure:
@@ -223,15 +235,18 @@ def _hyper_processes() -> list[int]:
 
 @contextmanager
 def soaked_place(folder: Path) -> Iterator[Place]:
-    """Give the sample in a sandbox of its own, and the extract on it."""
+    """Give the sample in a sandbox of its own, and the extract on it; or those that a stopped run left in the folder."""
     before = dict(os.environ)
     with running_sandbox(folder) as sandbox:
         os.environ.update(sandbox.env)
         os.environ.update({"TIR_HOME": str(folder / "state"), "DAGSTER_HOME": str(folder / "dagster")})
         os.environ.pop("TIR_SPECS", None)
         try:
-            sample.seed_table(sandbox.env, rows=ROWS, seed=1, until=sample.parse_month(None))
-            sample.seed_datasource(sandbox.env, timeout=120)
+            seeded = folder / "seeded"
+            if not seeded.exists():
+                sample.seed_table(sandbox.env, rows=ROWS, seed=1, until=sample.parse_month(None))
+                sample.seed_datasource(sandbox.env, timeout=120)
+                seeded.touch()
             with sandbox.snowflake(database="MYDB", schema="MYSCHEMA") as connection:
                 ((first,),) = (
                     connection.cursor().execute("SELECT TO_CHAR(MIN(ORDER_DATE), 'YYYY-MM') FROM MYTABLE").fetchall()
@@ -244,45 +259,77 @@ def soaked_place(folder: Path) -> Iterator[Place]:
             os.environ.update(before)
 
 
-def soak(place: Place, refreshes: int, *, tell: Callable[[str], Any]) -> list[Measure]:
-    """Refresh so many times; return what was measured after each but the first, which loads everything."""
+def soak(place: Place, kept: Kept, refreshes: int, *, tell: Callable[[str], Any]) -> None:
+    """Refresh until so many are measured; the first one of a run, which starts hyperd and may load everything, is not."""
     place.refresh()
-    measures = []
-    for number in range(1, refreshes + 1):
-        measures.append(place.refresh())
-        if number % 25 == 0 or number == refreshes:
-            last = measures[-1]
+    begun, before = time.monotonic(), len(kept.results)
+    for number in range(before + 1, refreshes + 1):
+        last = place.refresh()
+        kept.add(asdict(last))
+        if number % 10 == 0 or number == refreshes:
+            minutes = (time.monotonic() - begun) / (number - before) * (refreshes - number) / 60
             tell(
-                f"{number} refreshes: the last one took {last.seconds:.1f} s, extract {last.extract_bytes / 1e6:.2f} MB, state"
+                f"{number} of {refreshes} refreshes, about {minutes:.0f} min left: the last one took {last.seconds:.1f} s, extract {last.extract_bytes / 1e6:.2f} MB, state"
                 f" {last.state_bytes / 1e6:.2f} MB, memory {last.memory_bytes / 1e6:.0f} MB"
             )
     place.check()
-    return measures
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tir_dagster_tests.soak", description=__doc__)
     parser.add_argument("--refreshes", type=int, default=500)
     parser.add_argument("--folder", type=Path, default=Path("build"), help="where soak.json and soak.svg go")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/survival.md and docs/soak.svg, too")
     options = parser.parse_args()
-    # Like Ctrl-C: servers and disks must not stay behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with (
-        tempfile.TemporaryDirectory(prefix="tir-soak-", ignore_cleanup_errors=True) as folder,
-        soaked_place(Path(folder)) as place,
-    ):
-        measures = soak(place, options.refreshes, tell=lambda line: print(line, flush=True))
-    options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "soak.json").write_text(json.dumps([asdict(measure) for measure in measures]), encoding="utf-8")
+    folder: Path = options.folder / "soak"
+    kept = Kept.of(options.folder / "soak.jsonl", {"rows": ROWS, "changed": CHANGED})
+    if not kept.results:
+        shutil.rmtree(folder, ignore_errors=True)
+    at_its_end = ran_to_its_end(
+        lambda: _soaked(folder.absolute(), kept, options.refreshes), command=" ".join(sys.orig_argv)
+    )
+    measures = [Measure(**result) for result in kept.results]
+    (options.folder / "soak.json").write_text(json.dumps(kept.results), encoding="utf-8")
     (options.folder / "soak.svg").write_text(picture(measures), encoding="utf-8")
-    sentences = growing(measures)
+    sentences = growing(measures) if measures else []
     for sentence in sentences:
         print(f"it grows: {sentence}", file=sys.stderr)
-    if not sentences:
-        print(
-            f"{options.refreshes} refreshes: nothing grows, and the extract equals its source ({options.folder / 'soak.svg'})"
-        )
-    return 1 if sentences else 0
+    if options.write_docs:
+        SURVIVAL.with_name("soak.svg").write_text(picture(measures), encoding="utf-8")
+        write_survival("soak", report(measures, options.refreshes, sentences))
+    if at_its_end:
+        kept.finish()
+        shutil.rmtree(folder, ignore_errors=True)
+        if not sentences:
+            shown = options.folder / "soak.svg"
+            print(f"{len(measures)} refreshes: nothing grows, and the extract equals its source ({shown})")
+    if sentences:
+        return 1
+    return 0 if at_its_end else STOPPED
+
+
+def _soaked(folder: Path, kept: Kept, refreshes: int) -> None:
+    with soaked_place(folder) as place:
+        soak(place, kept, refreshes, tell=lambda line: print(line, flush=True))
+
+
+def report(measures: Sequence[Measure], wanted: int, sentences: Sequence[str]) -> str:
+    """Return the table of a run, as the page shows it."""
+    done = f"{len(measures):,}" if len(measures) == wanted else f"{len(measures):,} of {wanted:,}"
+    found = "; ".join(sentences) or "nothing grows"
+    lines = [
+        f"`make soak REFRESHES={wanted}` ({today()}): {done} refreshes, {CHANGED} of {ROWS:,} rows changed before each; {found}.",
+        "",
+        "| | first tenth | last tenth | most |",
+        "|---|---|---|---|",
+    ]
+    for name, (title, unit, text, _) in SHOWN.items():
+        values = [value / unit for value in series(measures, name)]
+        tenth = max(1, len(values) // 10)
+        if values:
+            shown = (mean(values[:tenth]), mean(values[-tenth:]), max(values))
+            lines.append(f"| {title} | " + " | ".join(f"{value:,.2f} {text}" for value in shown) + " |")
+    return "\n".join([*lines, "", "![Each measure, from the first refresh to the last](soak.svg)"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tir_dagster_tests.soak import SHOWN, Measure, growing, picture
+from tir_dagster_tests.soak import SHOWN, Measure, growing, picture, report
 
 FLAT = Measure(
     seconds=2.0,
@@ -57,6 +57,13 @@ def test_a_history_grows_by_as_much_each_time_and_not_by_more(name):
     steeper = [replace(measure, **{name: 2_000 * at * at}) for at, measure in enumerate(measured())]
     (sentence,) = growing(steeper)
     assert sentence.startswith(SHOWN[name][0])
+
+
+def test_the_page_says_how_many_refreshes_there_were():
+    first, *table = report(measured(40), 500, []).splitlines()
+    assert first.startswith("`make soak REFRESHES=500`")
+    assert "40 of 500 refreshes, 20 of 3,000 rows changed before each; nothing grows." in first
+    assert "| the extract's file | 0.40 MB | 0.40 MB | 0.40 MB |" in table
 
 
 def test_the_picture_has_a_line_for_each_measure():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
+from tir_dagster_tests.torture.blows import Struck
 from tir_dagster_tests.torture.cases import Case, cases, short_cases
-from tir_dagster_tests.torture.playing import play_all
+from tir_dagster_tests.torture.playing import Result, play_all
+from tir_dagster_tests.torture.report import short_report
 
 
 def test_killed_anywhere_one_clean_run_later_all_is_well_and_nothing_is_left_behind(sandbox, tmp_path):
@@ -27,6 +32,21 @@ def test_a_case_is_repeated_from_what_it_prints():
     assert cases(100, seed=3) == chosen
     assert cases(100, seed=4) != chosen
     assert {case.blow for case in cases(100, seed=3, only="patch") if case.subject != "patch"} == set()
+
+
+def test_results_are_kept_as_json_and_shown_by_point():
+    killed = Result(Case("patch", "kill", ("staged", "landed"), 1), (Struck(True, 1), Struck(True, 1)), "incremental")
+    cut = Result(Case("server", "cut the network", ("sent",), 2), (Struck(True),), "none")
+    failed = replace(killed, case=Case("load", "kill", ("staged",), 3), blows=(Struck(True, 1),), failure="rows differ")
+    results = [killed, cut, failed]
+    assert [Result.of(json.loads(json.dumps(asdict(result)))) for result in results] == results
+    first, _, *table = short_report(results, "make torture", cases=5).splitlines()
+    assert first == "make torture: 3 kills and 1 other blows in 3 of 5 cases; 1 failed."
+    assert table[2:] == [
+        "| kill | landed | 1 | 1 | incremental 1 |",
+        "| kill | staged | 2 | 2 | FAILED 1, incremental 1 |",
+        "| cut the network | any point | 1 | 0 | none 1 |",
+    ]
 
 
 @pytest.mark.parametrize("only", ["staged", "patch", "kill hyperd"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, Phase, note, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
@@ -83,13 +83,15 @@ def random_histories(count: int):
 class Extracts:
     """One extract for each layout, loaded when it is first needed; what happens to it goes on from one history to the next."""
 
-    def __init__(self, sandbox: Sandbox, spark: SparkSession, folders: pytest.TempPathFactory) -> None:
-        self._sandbox, self._spark, self._folders = sandbox, spark, folders
+    def __init__(self, sandbox: Sandbox, spark: SparkSession | None, folder: Path) -> None:
+        self._sandbox, self._spark, self._folder = sandbox, spark, folder
         self._made: dict[Layout, History] = {}
 
     def of(self, layout: Layout) -> History:
         if layout not in self._made:
-            history = History(self._sandbox, self._spark, self._folders.mktemp("history"), layout)
+            folder = self._folder / f"history{len(self._made)}"
+            folder.mkdir(parents=True)
+            history = History(self._sandbox, self._spark, folder, layout)
             for number, key in enumerate([*keys_of(layout), *keys_of(layout)]):
                 date = f"'2025-0{3 + number % 3}-0{1 + number % 9}'::{layout.date_type}"
                 history.act(("insert", key, "'x'", "NULL" if number == 1 else date, "'a'"))

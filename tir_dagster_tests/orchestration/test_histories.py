@@ -48,7 +48,7 @@ def prepared(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="module")
 def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
-    layouts = Extracts(prepared, spark, tmp_path_factory)
+    layouts = Extracts(prepared, spark, tmp_path_factory.mktemp("histories"))
     yield layouts
     layouts.close()
 

@@ -54,7 +54,7 @@ def admin(prepared: Sandbox) -> Iterator[Admin]:
 
 @pytest.fixture(scope="module")
 def extracts(prepared, spark, tmp_path_factory) -> Iterator[Extracts]:
-    layouts = Extracts(prepared, spark, tmp_path_factory)
+    layouts = Extracts(prepared, spark, tmp_path_factory.mktemp("histories"))
     yield layouts
     layouts.close()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.torture.blows import ANY_TIME, DISK_BLOWS, OWN_BLOWS, Struck, World, strike
@@ -30,6 +32,12 @@ class Result:
     failure: str = ""
     seconds: float = 0.0
 
+    @staticmethod
+    def of(value: Mapping[str, Any]) -> Result:
+        """Return the result that was kept as JSON."""
+        case = Case(**{**value["case"], "points": tuple(value["case"]["points"])})
+        return Result(**{**value, "case": case, "blows": tuple(Struck(**blow) for blow in value["blows"])})
+
     @property
     def kills(self) -> int:
         return sum(blow.kills for blow in self.blows)
@@ -48,8 +56,19 @@ def make_subject(world: World, name: str) -> Subject:
     return extract
 
 
-def play_all(sandbox: Sandbox, folder: Path, cases: Sequence[Case], *, tell: Tell) -> list[Result]:
-    """Play all cases; a subject that failed is left alone."""
+def play_all(
+    sandbox: Sandbox,
+    folder: Path,
+    cases: Sequence[Case],
+    *,
+    tell: Tell,
+    keep: Callable[[Result], None] = lambda _: None,
+) -> list[Result]:
+    """Play all cases; a subject that failed is left alone. `keep` gets each result when it is there, from any thread.
+
+    An interrupt ends it after the cases that are being played.
+    """
+    stop = threading.Event()
     world = World.of(sandbox, folder / "disk", small_disk=any(case.blow in DISK_BLOWS for case in cases))
     try:
         world.calm()
@@ -60,23 +79,43 @@ def play_all(sandbox: Sandbox, folder: Path, cases: Sequence[Case], *, tell: Tel
             if case.blow in OWN_BLOWS:
                 by_subject[case.subject].append(case)
         with ThreadPoolExecutor(max_workers=max(1, len(by_subject))) as pool:
-            played = [pool.submit(_play_in_turn, world, subjects[name], own, tell) for name, own in by_subject.items()]
-        results = [result for future in played for result in future.result()]
+            played = [
+                pool.submit(_play_in_turn, world, subjects[name], own, tell, keep, stop)
+                for name, own in by_subject.items()
+            ]
+            try:
+                results = [result for future in played for result in future.result()]
+            except BaseException:
+                stop.set()
+                raise
         failed = {result.case.subject for result in results if result.failure}
         for name, subject in subjects.items():
             if name not in failed:
                 others = [case for case in cases if case.subject == name and case.blow not in OWN_BLOWS]
-                results += _play_in_turn(world, subject, others, tell)
+                results += _play_in_turn(world, subject, others, tell, keep, stop)
         return results
     finally:
         world.close()
 
 
-def _play_in_turn(world: World, subject: Subject, cases: Sequence[Case], tell: Tell) -> list[Result]:
-    results = []
+def _play_in_turn(
+    world: World,
+    subject: Subject,
+    cases: Sequence[Case],
+    tell: Tell,
+    keep: Callable[[Result], None],
+    stop: threading.Event,
+) -> list[Result]:
+    results: list[Result] = []
     for case in cases:
+        if stop.is_set():
+            break
         result = play(world, subject, case)
+        if stop.is_set() and result.failure:
+            # Ctrl-C reaches the processes of the case, too.
+            break
         results.append(result)
+        keep(result)
         tell(f"{result.seconds:6.1f} s  {case}  →  {result.healed or f'FAILED: {result.failure}'}")
         if result.failure:
             break

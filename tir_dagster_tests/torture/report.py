@@ -22,6 +22,34 @@ def write_report(results: Sequence[Result], folder: Path, *, seed: int) -> str:
     return text
 
 
+def short_report(results: Sequence[Result], command: str, *, cases: int) -> str:
+    """Return what was played and a short table: kills of the run by point, all else by blow."""
+    hits: Counter[tuple[str, str]] = Counter()
+    kills: Counter[tuple[str, str]] = Counter()
+    healed: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for result in results:
+        case = result.case
+        rows = [(case.blow, point if case.blow == "kill" else "any point") for point in case.points]
+        for row, blow in zip(rows, result.blows, strict=False):
+            hits[row] += blow.reached
+            kills[row] += blow.kills
+        for row in dict.fromkeys(rows[: len(result.blows)]):
+            healed[row]["FAILED" if result.failure else result.healed] += 1
+    of = f"{len(results):,}" if len(results) == cases else f"{len(results):,} of {cases:,}"
+    failed = sum(bool(result.failure) for result in results)
+    others = sum(hits.values()) - sum(kills.values())
+    lines = [
+        f"{command}: {sum(kills.values()):,} kills and {others:,} other blows in {of} cases; {failed or 'none'} failed.",
+        "",
+        "| blow | after | hits | kills | the clean runs |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(healed, key=lambda row: (row[0] != "kill", row)):
+        ended = ", ".join(f"{outcome} {count}" for outcome, count in sorted(healed[row].items()))
+        lines.append(f"| {row[0]} | {row[1]} | {hits[row]} | {kills[row]} | {ended} |")
+    return "\n".join(lines)
+
+
 def table(results: Sequence[Result], *, seed: int) -> str:
     """Return the table as Markdown."""
     hits: Counter[tuple[str, str, str]] = Counter()
