@@ -12,23 +12,39 @@ import os
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lxml import etree
+from snowflake.connector.errors import Error as SnowflakeError
 
+from tir_dagster.alerts.storage import AlertStorage
 from tir_dagster.changes.hints import parse_hints
-from tir_dagster.errors import TirError
+from tir_dagster.changes.plan import SourceState
+from tir_dagster.errors import LoadError, TirError
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.engine import literal as hyper_literal
 from tir_dagster.hyper.package.matching import find_matches
 from tir_dagster.hyper.package.object_model import read_object_model
 from tir_dagster.hyper.package.package import read_package
-from tir_dagster.loading.formats import Shape, csv_pieces, json_pieces
+from tir_dagster.loading.formats import Shape, csv_pieces, json_pieces, parquet_groups, parquet_pieces
 from tir_dagster.loading.values import LoadColumn
+from tir_dagster.refresh.state.change_sets import ChangeSetStore
+from tir_dagster.refresh.state.hold import Hold, HoldFile
+from tir_dagster.refresh.state.lease import lease_holder
+from tir_dagster.refresh.state.records import Intent
+from tir_dagster.refresh.state.versions import VersionStore
+from tir_dagster.sandbox.home import Identity
+from tir_dagster.sandbox.people import slack
+from tir_dagster.sandbox.people.servicenow import ServiceNow
+from tir_dagster.sandbox.people.store import Store
 from tir_dagster.sandbox.tableau.batches import BatchError, read_actions
 from tir_dagster.sandbox.tableau.multipart import boundary_of, take_apart
 from tir_dagster.sandbox.tableau.packages import build_tdsx
@@ -38,10 +54,14 @@ from tir_dagster.snowflake.names import TableName, quote
 from tir_dagster.snowflake.names import literal as snowflake_literal
 from tir_dagster.snowflake.query import analyse, explain
 from tir_dagster.spec.reading import parse_declared
+from tir_dagster.tableau.webhooks import BadEventError, read_event
 from tir_dagster_tests.hyper.documents import FIELDS, SNOWFLAKE, document_of, edited, with_events
 from tir_dagster_tests.hyper.star_document import DECLARED, HYPER_TABLES, RELATED, STAR
+from tir_dagster_tests.refresh.state.staged import a_change_set
 from tir_dagster_tests.spec.sample import ALERTS, GOOD
 
+# What the stand-in answers if it fails itself.
+UNEXPLAINED = 603
 EXAMPLES = 10_000 if "TIR_LONG" in os.environ else 100
 fuzzed = settings(
     max_examples=EXAMPLES,
@@ -184,14 +204,19 @@ def test_the_document_in_a_package(package: Path, tmp_path: Path, data: st.DataO
     read(target)
 
 
+def spoilt_bytes(data: st.DataObject, content: bytes) -> bytes:
+    """The content with a few bytes removed, added or replaced."""
+    changed = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, max(len(changed) - 1, 0)))
+        changed[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    return bytes(changed)
+
+
 @fuzzed
 @given(data=st.data())
 def test_the_archive_of_a_package(package: Path, tmp_path: Path, data: st.DataObject):
-    content = bytearray(package.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-    (tmp_path / "spoilt.tdsx").write_bytes(content)
+    (tmp_path / "spoilt.tdsx").write_bytes(spoilt_bytes(data, package.read_bytes()))
     read(tmp_path / "spoilt.tdsx")
 
 
@@ -318,6 +343,150 @@ def test_a_request_of_several_parts_to_the_tableau_of_the_sandbox(tmp_path: Path
     with suppress(ApiError):
         boundary_of(header)
         take_apart(file, b"b", tmp_path / "part")
+
+
+@pytest.fixture(scope="module")
+def parquet() -> bytes:
+    rows = pa.table({"ID": [1, 2], "NAME": ["a", None], "DAY": [date(2026, 1, 1), None]})
+    file = io.BytesIO()
+    pq.write_table(rows, file)
+    return file.getvalue()
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_parquet_file(parquet: bytes, data: st.DataObject):
+    content = spoilt_bytes(data, parquet)
+    consume(lambda: parquet_pieces(io.BytesIO(content), "a.parquet", LOADED, Shape(), groups=None))
+    with suppress(TirError):
+        parquet_groups(io.BytesIO(content), "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [(b"\x18\x02ID", b"\x18\x02\x80D"), (b"\x18\x06schema", b"\xff\xff\xffchema")],
+    ids=["a name that is no text", "damage that Arrow calls an error of the system"],
+)
+def test_a_damaged_parquet_file_is_named(parquet: bytes, there: bytes, instead: bytes):
+    assert there in parquet
+    content = io.BytesIO(parquet.replace(there, instead))
+    with pytest.raises(LoadError, match=r"^a\.parquet: not a whole Parquet file: .*Nothing was loaded"):
+        list(parquet_pieces(content, "a.parquet", LOADED, Shape(), groups=None))
+
+
+EVENT = '{"resource": "DATASOURCE", "event_type": "DatasourceRefreshSucceeded", "resource_luid": "a", "created_at": "2026-01-01T00:00:00.000Z"}'
+
+
+@fuzzed
+@given(spoilt(EVENT).map(as_bytes) | st.binary(max_size=200) | JSON.map(lambda value: as_bytes(json.dumps(value))))
+def test_an_event_of_a_webhook(body: bytes):
+    with suppress(BadEventError):
+        read_event(body)
+
+
+# What is on the disk: it may be cut, or somebody edited it
+
+KNOWN = SourceState(definition="d", schema="s", identity="i", token="t")
+STATE_FILES = {
+    "change_sets/intent.json": Intent("orders", "cs", "v1", None, "f", KNOWN).to_json(),
+    "change_sets/c1/manifest.json": a_change_set("c1").to_json(),
+    "versions/v00000001/manifest.json": json.dumps({"version": 1, "files": {"extract.hyper": 1}, "rows": 1}),
+    "hold.json": json.dumps(asdict(Hold("today", "me", "a test"))),
+    "lease.json": json.dumps({"id": "a", "host": "h", "pid": 1, "purpose": "a test"}),
+}
+
+
+@fuzzed
+@given(name=st.sampled_from(sorted(STATE_FILES)), data=st.data())
+def test_the_state_of_an_extract(tmp_path: Path, name: str, data: st.DataObject):
+    for other, text in STATE_FILES.items():
+        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / other).write_text(text, encoding="utf-8")
+    (tmp_path / "versions/v00000001/extract.hyper").write_text("x")
+    content = data.draw(spoilt(STATE_FILES[name]).map(as_bytes) | JSON.map(lambda value: as_bytes(json.dumps(value))))
+    (tmp_path / name).write_bytes(content)
+    change_sets = ChangeSetStore(tmp_path / "change_sets")
+    for read in (
+        change_sets.pending,
+        change_sets.intent,
+        VersionStore(tmp_path / "versions").versions,
+        HoldFile(tmp_path).read,
+        lambda: lease_holder(tmp_path / "lease.json"),
+    ):
+        with suppress(TirError):
+            read()
+
+
+@fuzzed
+@given(
+    name=st.sampled_from(["worked", "full", "given_up", "told", "open/a", "pending/a", "daily/a", "inbox/a"]),
+    value=JSON.map(json.dumps) | st.text(max_size=40),
+)
+def test_the_state_of_alerts(tmp_path: Path, name: str, value: str):
+    file = tmp_path / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(as_bytes(value))
+    storage = AlertStorage(tmp_path)
+    storage.load()
+    storage.left_reports(["orders"])
+    file.unlink()
+
+
+# The Slack and ServiceNow of the sandbox
+
+MESSAGE = '{"channel": "#a", "text": "b", "blocks": [{"type": "section", "text": {"type": "mrkdwn", "text": "c"}, "fields": [{"text": "d"}]}]}'
+BODIES = st.binary(max_size=200) | JSON.map(lambda value: as_bytes(json.dumps(value)))
+
+
+@fuzzed
+@given(body=spoilt(MESSAGE).map(as_bytes) | BODIES, kind=st.sampled_from(["application/json", "form"]))
+def test_a_message_to_the_slack_of_the_sandbox(people: Store, body: bytes, kind: str):
+    headers = {"authorization": "Bearer t", "content-type": kind}
+    assert "ok" in slack.answer(people, "chat.postMessage", headers, body, "t")
+
+
+@fuzzed
+@given(
+    method=st.sampled_from(["GET", "POST", "PATCH", "PUT"]),
+    rest=st.sampled_from(["", "x"]),
+    query=st.fixed_dictionaries({"sysparm_query": st.text(max_size=20), "sysparm_limit": st.text(max_size=4)}),
+    signed=st.sampled_from(["Bearer t", "Basic é", "Basic YQ=="]),
+    body=BODIES,
+)
+def test_a_request_to_the_servicenow_of_the_sandbox(people: Store, method, rest, query, signed, body):
+    servicenow = ServiceNow(people, Identity(), {"t"})
+    for status, answer in (servicenow.incidents(method, rest, query, signed, body), servicenow.token(body)):
+        assert 200 <= status < 500
+        json.dumps(answer)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("people"))
+
+
+# The warehouse of the sandbox, over its protocol
+
+STATEMENTS = (
+    *QUERIES,
+    "CREATE OR REPLACE TABLE FUZZED.PUBLIC.T (ID NUMBER(38,0) NOT NULL, V VARIANT, AT TIMESTAMP_NTZ(9)) COMMENT = 'c'",
+    "MERGE INTO FUZZED.PUBLIC.T t USING (SELECT 1 AS ID) s ON t.ID = s.ID WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT (ID) VALUES (s.ID)",
+    "SELECT * FROM FUZZED.PUBLIC.T AT(TIMESTAMP => '2026-01-01 00:00:00'::TIMESTAMP_LTZ) BEFORE(STATEMENT => 'x')",
+    "COPY INTO FUZZED.PUBLIC.T FROM (SELECT $1:ID FROM @S/a) FILE_FORMAT = (TYPE = PARQUET) PURGE = TRUE",
+    "ALTER SESSION SET TIMEZONE = 'UTC'",
+    "SHOW TABLES LIKE 'T%' IN SCHEMA FUZZED.PUBLIC LIMIT 3",
+)
+
+
+@settings(fuzzed, max_examples=EXAMPLES // 2)
+@given(st.sampled_from(STATEMENTS).flatmap(spoilt))
+def test_a_statement_to_the_warehouse_of_the_sandbox(cursor: Any, text: str):
+    error: SnowflakeError | None = None
+    try:
+        cursor.execute(text)
+    except SnowflakeError as refused:
+        error = refused
+    assert error is None or error.errno != UNEXPLAINED, f"the stand-in itself failed: {error}"
 
 
 # Texts that become part of statements

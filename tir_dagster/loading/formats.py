@@ -322,7 +322,10 @@ def _as_text_value(value: Any) -> str | None:
 def _of_parquet(path: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # Of the disk or the store; Arrow's own, about the content, have no number.
+            raise
         message = " ".join(str(error).split())[:200].rstrip(".")
         raise LoadError(
             f"{path}: not a whole Parquet file: {message}. Nothing was loaded; send the file again."

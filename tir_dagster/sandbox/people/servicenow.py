@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ class ServiceNow:
 
     def token(self, body: bytes) -> Answer:
         """`/oauth_token.do`: for a client alone, or for a client and a user."""
-        asked = {name: values[-1] for name, values in parse_qs(body.decode()).items()}
+        asked = {name: values[-1] for name, values in parse_qs(body.decode(errors="replace")).items()}
         client = (asked.get("client_id"), asked.get("client_secret"))
         user = (asked.get("username"), asked.get("password"))
         known = client == (self.identity.servicenow_client_id, self.identity.servicenow_client_secret)
@@ -62,7 +62,10 @@ class ServiceNow:
         if not all(sign for _, sign, _ in terms):
             return _error(400, "Invalid query", "The sandbox knows terms of the form name=value and name!=value only")
         wanted = [(name.removesuffix("!"), not name.endswith("!"), text) for name, _, text in terms]
-        found = self.store.find(wanted, int(query.get("sysparm_limit") or 10_000))
+        limit = str(query.get("sysparm_limit") or 10_000)
+        if not re.fullmatch("[0-9]{1,9}", limit):
+            return _error(400, "Invalid query", "sysparm_limit is not a number")
+        found = self.store.find(wanted, int(limit))
         return 200, {"result": [_shown(one) for one in found]}
 
     def _change(self, sys_id: str, fields: dict[str, Any]) -> Answer:
@@ -84,7 +87,7 @@ class ServiceNow:
             return rest in self.tokens
         try:
             name, _, password = base64.b64decode(rest, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return False
         return kind == "Basic" and (name, password) == self._user()
 

@@ -37,7 +37,7 @@ def arguments(content_type: str, body: bytes) -> dict[str, Any]:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
-    form: dict[str, Any] = {name: values[-1] for name, values in parse_qs(body.decode()).items()}
+    form: dict[str, Any] = {name: values[-1] for name, values in parse_qs(body.decode(errors="replace")).items()}
     if "blocks" in form:
         try:
             form["blocks"] = json.loads(form["blocks"])
