@@ -41,6 +41,7 @@ class _Signals:
     def __init__(self) -> None:
         self._pipe: int | None = None
         self._first: signal.Signals | None = None
+        self.ending = set(_WORDS)
         # The command ends already.
         self.is_stopping = False
 
@@ -53,6 +54,10 @@ class _Signals:
             sys.unraisablehook = self._unraisable
             # Where a signal meets a call into the JVM, py4j logs pages of tracebacks to the root logger.
             logging.getLogger().addFilter(lambda _: self.first() is None)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # As in the background of a script. Dagster gives SIGTERM the handler of SIGINT: it would be ignored, too.
+            self.ending.discard(signal.SIGINT)
+            signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGTERM, _interrupt)
 
     def _unraisable(self, unraisable: Any) -> None:
@@ -77,7 +82,7 @@ class _Signals:
                 numbers = os.read(self._pipe, 1000)
             except BlockingIOError:
                 return None
-            self._first = next((number for number in map(signal.Signals, numbers) if number in _WORDS), None)
+            self._first = next((number for number in map(signal.Signals, numbers) if number in self.ending), None)
         return self._first
 
 
@@ -121,8 +126,9 @@ def stopping(what: str, so_far: Callable[[], str]) -> Iterator[None]:
         raise stopped_error(what, so_far()) from error
 
 
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
+def _interrupt(number: int, _: Any) -> None:
+    if number in _signals.ending:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -91,6 +91,32 @@ def test_what_libraries_log_because_of_an_interrupt_is_not_shown():
     assert (done.returncode, done.stderr) == (0, "ERROR:root:before\n")
 
 
+_IN_THE_BACKGROUND = """
+import signal
+from dagster._utils.interrupts import capture_interrupts
+from tir_dagster.orchestration.interrupts import check_signals, watch_signals
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+watch_signals()
+with capture_interrupts():
+    pass
+signal.raise_signal(signal.SIGINT)
+check_signals()
+try:
+    signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_what_runs_in_the_background_of_a_script_ends_by_sigterm_after_dagster_has_run_and_not_by_ctrl_c():
+    """A shell lets such a process ignore Ctrl-C, and Dagster gives SIGTERM the same handler."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_THE_BACKGROUND], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped\n", "")
+
+
 def invoke(error: BaseException, so_far: str = "") -> tuple[int, str]:
     @click.group(cls=ProjectGroup)
     def group() -> None: ...
