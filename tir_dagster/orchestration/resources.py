@@ -240,7 +240,8 @@ def _own_session(configured: Mapping[str, str], home: Path) -> Any:
             session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
         message = " ".join(str(error).split())[:200]
-        raise TirError(
-            f"Spark did not start: {message}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
-        ) from error
+        java = "It needs Java 17 or 21: check `java -version` and JAVA_HOME."
+        master = settings["spark.master"]
+        cluster = "" if master.startswith("local") else f"Check that {master} is reached from here, and its settings. "
+        raise TirError(f"Spark did not start: {message}. {cluster}{java}") from error
     return configure(session)

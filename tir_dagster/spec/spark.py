@@ -12,6 +12,8 @@ from tir_dagster.spec.declaration import Declaration, Duration
 _MASTER = re.compile(r"local(-cluster)?(\[.*\])?|spark://.+|k8s://.+|yarn")
 # What Spark itself hides in its own page, and tokens in addresses.
 _SECRET = re.compile(r"secret|password|token|access[._-]?key|credential", re.IGNORECASE)
+# Their values are the names of Kubernetes secrets, whatever their own name says.
+_REFERENCE = re.compile(r"spark\.kubernetes\.(driver|executor)\.(secretKeyRef|secrets)\..+")
 _DAY = 86_400.0
 
 
@@ -45,7 +47,7 @@ class SparkSpec(Declaration):
                 yield f"config.{name}", "names of Spark's settings begin with `spark.`"
             elif name in ("spark.master", "spark.remote"):
                 yield f"config.{name}", f"give it as `{name.removeprefix('spark.')}`, beside `config`"
-            elif _SECRET.search(name):
+            elif _SECRET.search(name) and not _REFERENCE.fullmatch(name):
                 yield (
                     f"config.{name}",
                     "secrets do not belong into this file; set it in the spark-defaults.conf of SPARK_CONF_DIR",

@@ -130,6 +130,12 @@ def test_a_block_that_cannot_work_is_refused_with_its_line(block, problem):
     assert "hunter2" not in str(caught.value)
 
 
+def test_the_name_of_a_secret_in_kubernetes_is_none():
+    name = "spark.kubernetes.executor.secretKeyRef.AWS_SECRET_ACCESS_KEY"
+
+    assert spark_from_mapping({"config": {name: "staging:key"}}).settings()[name] == "staging:key"
+
+
 def test_the_block_of_the_documentation_is_one():
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
     block = text.partition("```yaml\n")[2].partition("```")[0]
@@ -144,6 +150,16 @@ def test_the_block_of_the_documentation_is_one():
         "spark.tir.staging": "s3://mybucket/staging",
         "spark.tir.staging.lifetime": "86400",
     }
+
+
+def test_the_block_for_kubernetes_in_the_documentation_is_one():
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    block = text.partition("### Kubernetes and YARN")[2].partition("```yaml\n")[2].partition("```")[0]
+
+    declared = parse_declared(f"loads: []\n{block}", "docs/spark.md").spark
+
+    assert declared is not None
+    assert declared.settings()["spark.master"].startswith("k8s://")
 
 
 def test_the_archive_has_all_of_the_package_that_tasks_import_and_the_requirements_name_the_rest(tmp_path):
