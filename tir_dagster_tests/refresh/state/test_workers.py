@@ -48,8 +48,14 @@ def kill_one_of_two(shared: Workers, point: str, chance: random.Random) -> None:
     first, second = chance.sample((1, 2), 2)
     working = shared.play(first, point=point)
     assert working.wait_for_point(), f"it ended before {point}: {working.told}"
+    holder = shared.holder()
+    shared.bucket.calls()
     waiting = shared.play(second)
     assert waiting.is_at_work(seconds=1.5), f"it did not wait for the lease: {waiting.told}"
+    # Renewals of the lease are all that is written while both are at work, and they are the holder's.
+    written = {call["path"].rpartition("/")[2] for call in shared.bucket.calls() if call["method"] != "GET"}
+    assert written <= {"state.json"}, written
+    assert shared.holder() == holder
     working.kill()
     assert outcome(waiting).decision != "full"
     shared.at = first

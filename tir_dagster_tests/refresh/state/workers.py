@@ -85,6 +85,11 @@ class Workers(Extract):
         value: dict[str, Any] = json.loads(stored.body)
         return value
 
+    def holder(self) -> dict[str, Any] | None:
+        """Return who has the lease."""
+        holder: dict[str, Any] | None = self.held_state()["holder"]
+        return holder
+
     def check_state(self, *, published: bool) -> None:
         """Raise AssertionError if more stays on the worker's disk or in the bucket than docs/survival.md names."""
         check_names(self.folder, published=published)
