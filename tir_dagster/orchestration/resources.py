@@ -230,13 +230,13 @@ def _own_session(configured: Mapping[str, str], home: Path) -> Any:
     """Start dagster-pyspark's session in this process."""
     from dagster_pyspark import LazyPySparkResource
 
-    from tir_dagster.spark.session import configure, jvm_output, spark_conf, use_this_python
+    from tir_dagster.spark.session import configure, ended_if_interrupted, jvm_output, spark_conf, use_this_python
 
     settings = spark_conf(home=home, conf=configured)
     use_this_python(settings)
     try:
         # On a terminal, the JVM's output would mix with a command's lines.
-        with jvm_output(home):
+        with jvm_output(home), ended_if_interrupted():
             session = LazyPySparkResource(spark_config=settings).spark_session
     except Exception as error:
         message = " ".join(str(error).split())[:200]

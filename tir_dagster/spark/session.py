@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -77,12 +78,42 @@ def spark_session(app_name: str, *, home: Path, conf: Mapping[str, Any] | None =
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        return configure(builder.getOrCreate())
+        with ended_if_interrupted():
+            return configure(builder.getOrCreate())
     except (PySparkException, OSError) as error:
         message = " ".join(str(error).split())[:300]
         raise SourceError(
             f"Spark did not start: {message}. It needs Java 17 or 21: check `java -version` and JAVA_HOME."
         ) from error
+
+
+@contextmanager
+def ended_if_interrupted() -> Iterator[None]:
+    """End a JVM that is still starting when the block is interrupted.
+
+    pyspark then removes the folder to which the JVM writes its address; the JVM fails there, and would live on for ever.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            started.append(self)
+
+    real = java_gateway.Popen
+    # pyspark hands the process out only once it is up.
+    java_gateway.Popen = Noted  # type: ignore[misc,assignment]
+    try:
+        yield
+    except BaseException:
+        # One that was up already ends with this process.
+        if SparkContext._gateway is None:  # noqa: SLF001 - nobody else knows
+            for process in started:
+                process.kill()
+                process.wait()
+        raise
+    finally:
+        java_gateway.Popen = real  # type: ignore[misc]
 
 
 @contextmanager
