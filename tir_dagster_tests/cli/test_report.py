@@ -8,11 +8,15 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from random import Random
 
+import dagster as dg
+
 from tir_dagster.cli.overview.page import write_page
 from tir_dagster.cli.overview.past import PastRefresh, estimate
-from tir_dagster.cli.overview.report import CheckResult, Report
+from tir_dagster.cli.overview.report import CheckResult, Incident, Report, incidents_of
 from tir_dagster.cli.overview.status import Line
+from tir_dagster.errors import TirError
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster_tests.browser import chromium, look
 from tir_dagster_tests.spec.sample import GOOD
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -68,14 +72,16 @@ def many_refreshes(refreshes: int, slices: int) -> list[PastRefresh]:
     return [*past[: refreshes // 2], replace(full, at=past[refreshes // 2].at), *past[refreshes // 2 :]]
 
 
-def a_report(refreshes: list[PastRefresh], notes: tuple[str, ...] = (), state: str = "ok") -> Report:
-    (spec,) = parse_specs(GOOD, "test.yaml")
+def a_report(
+    refreshes: list[PastRefresh], notes: tuple[str, ...] = (), state: str = "ok", incidents: tuple[Incident, ...] = ()
+) -> Report:
+    (spec,) = parse_specs(f"{GOOD}    freshness: 90 minutes\n", "test.yaml")
     line = Line(spec.name, "extract", state, notes=list(notes))  # type: ignore[arg-type]
     checks = [
         CheckResult("equals_source", True, NOW.timestamp(), "24 slices equal the source."),
         CheckResult("unique_row_key", False, NOW.timestamp(), HOSTILE),
     ]
-    return Report(spec, NOW, line, refreshes, checks if refreshes else [], 24, 20)
+    return Report(spec, NOW, line, refreshes, checks if refreshes else [], 24, 20, incidents)
 
 
 class Balance(HTMLParser):
@@ -108,6 +114,25 @@ def test_the_page_needs_no_network_and_no_script():
     assert "default-src 'none'" in page
 
 
+def test_the_page_can_be_read_light_and_dark_narrow_and_wide(tmp_path):
+    pages = {
+        "report": a_report(
+            many_refreshes(30, 24),
+            incidents=(Incident(NOW.timestamp() - 7200, "source empty", f"{HOSTILE} " * 20, NOW.timestamp()),),
+        ),
+        "report young": a_report(
+            [a_refresh(0, {"2026-01": (10, 20)}), a_refresh(1, {"2026-01": (0, 90)}, decision="full")]
+        ),
+        "report crowded": a_report(many_refreshes(150, 200), notes=("on hold",), state="on hold"),
+        "report empty": a_report([], state="never run"),
+    }
+    with chromium() as browser:
+        for name, report in pages.items():
+            file = tmp_path / "report.html"
+            file.write_text(write_page(report), encoding="utf-8")
+            assert look(browser, file.as_uri(), name) == [], name
+
+
 def test_texts_of_others_are_escaped():
     refresh = replace(a_refresh(1, {HOSTILE: (1, 2)}), warnings=(HOSTILE,), decision=HOSTILE, reason=HOSTILE)
     page = write_page(a_report([refresh], notes=(HOSTILE,), state="problem"))
@@ -122,6 +147,47 @@ def test_every_slice_and_refresh_has_a_cell_and_what_does_not_fit_is_counted():
     crowded = write_page(a_report(many_refreshes(150, 200)))
     assert "the 60 newest of 150 refreshes" in crowded
     assert "earlier slices" in crowded
+
+
+def test_ages_past_the_declared_freshness_stand_out():
+    page = write_page(
+        a_report([replace(a_refresh(at, {}), at=(NOW - timedelta(hours=at)).timestamp()) for at in (1, 2, 5)])
+    )
+    assert "v00009998, published 2026-03-01 10:00 UTC: its data was 60 min old when the next one was published" in page
+    assert re.findall(r'class="(late|moved)" x', page) == ["late", "moved", "moved"], (
+        "3 hours, 1 hour, 1 hour; 90 minutes are declared"
+    )
+
+
+def test_incidents_are_listed_with_their_end():
+    failed = Incident(NOW.timestamp() - 7200, "guard", HOSTILE, NOW.timestamp() - 3600)
+    page = write_page(a_report([a_refresh(1, {})], incidents=(replace(failed, at=NOW.timestamp(), ended=None), failed)))
+    assert re.findall(r'class="t (good|bad)">(not yet|2026-03-01 11:00 UTC)<', page) == [
+        ("bad", "not yet"),
+        ("good", "2026-03-01 11:00 UTC"),
+    ]
+    assert "No run of this extract in Dagster&#x27;s history failed." in write_page(a_report([a_refresh(1, {})]))
+
+
+def test_a_failed_run_is_an_incident_that_ends_with_the_next_publish(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIR_HOME", str(tmp_path))
+
+    @dg.op(name="orders__purged_extract")
+    def stop() -> None:
+        raise TirError("Half of the rows would go.")
+
+    @dg.job(name="orders_refresh")
+    def refresh() -> None:
+        stop()
+
+    report = a_report([])
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        refresh.execute_in_process(instance=instance, raise_on_error=False)
+        (open_one,) = incidents_of(report.spec, instance, [])
+        later = replace(a_refresh(0, {}), at=open_one.at + 60)
+        (ended,) = incidents_of(report.spec, instance, [replace(later, at=open_one.at + 120), later])
+    assert (open_one.sentence, open_one.ended) == ("Half of the rows would go.", None)
+    assert ended.ended == later.at, "the first one after it"
 
 
 def test_without_a_refresh_the_page_says_how_to_start():

@@ -6,9 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
+
+from tir_dagster_tests.browser import chromium, look
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -44,6 +48,12 @@ def site(tmp_path_factory) -> Path:
     return target / "site"
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as made:
+        yield made
+
+
 def pages(site: Path) -> dict[str, str]:
     return {str(page.relative_to(site)): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
 
@@ -69,6 +79,11 @@ def test_charts_are_drawn_in_colours_of_the_page(site):
     assert 'class="flowchart"' in text
     assert "flowchart TD" not in text, "Mermaid's text is shown in place of its picture"
     assert {*re.findall(r"\w+", picture())} - {"flowchart", "TD", "HTTP"} <= {*re.findall(r">(\w+)</text>", text)}
+
+
+@pytest.mark.parametrize("page", ["docs/index", "docs/first-hour", "docs/reference/cli", "docs/architecture"])
+def test_pages_can_be_read_light_and_dark_narrow_and_wide(site, browser, page):
+    assert look(browser, (site / f"{page}.html").as_uri(), page.replace("/", " ")) == []
 
 
 def test_a_broken_link_fails_the_build(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 # The most refreshes and slices of the map; more would be too small to see, and are counted beside it.
 _COLUMNS, _ROWS = 60, 60
 _LISTED = 50
-_CELL, _GAP, _LABEL = 14, 2, 110
+_CELL, _GAP = 14, 2
+# The room for a date below the columns, and what a page has for all columns: fewer of them are broader.
+_DATE, _PLOT, _BROADEST = 44, 960, 48
 _STEPS = 5
+_TALL = 140
 _STAGES = ("look", "survey", "spark", "detect", "shell", "apply", "verify", "publish")
 
 _STYLE = """
@@ -39,9 +42,10 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px }
 .tile b { display: block; font-size: 21px; line-height: 1.25; overflow-wrap: anywhere } .tile > span { color: var(--soft); font-size: 13px }
 .good { color: var(--good) } .bad { color: var(--bad) } .warn { color: var(--warn) }
-.wide { overflow-x: auto } svg { display: block } svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
+.wide { overflow-x: auto } .chart { display: flex } .chart > svg { flex: none } .chart > .wide { flex: 1; min-width: 0; direction: rtl }
+.chart > .wide > svg { direction: ltr; margin-right: auto } svg { display: block } svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
 .c0 { fill: var(--none) } .c1 { fill: var(--h1) } .c2 { fill: var(--h2) } .c3 { fill: var(--h3) } .c4 { fill: var(--h4) } .c5 { fill: var(--h5) }
-.cf { fill: var(--full) } .moved { fill: var(--moved) } .rest { fill: var(--rest) }
+.cf { fill: var(--full) } .late { fill: var(--bad) } .moved { fill: var(--moved) } .rest { fill: var(--rest) }
 .s0 { fill: var(--s0) } .s1 { fill: var(--s1) } .s2 { fill: var(--s2) } .s3 { fill: var(--s3) }
 .s4 { fill: var(--s4) } .s5 { fill: var(--s5) } .s6 { fill: var(--s6) } .s7 { fill: var(--s7) }
 .key { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; color: var(--soft); margin: 8px 0 0; padding: 0; list-style: none }
@@ -65,12 +69,12 @@ def write_page(report: Report) -> str:
         _problems(report),
     ]
     if refreshes:
-        parts += [_map(refreshes), _saved(refreshes), _durations(refreshes)]
+        parts += [_map(refreshes), _saved(refreshes), _durations(refreshes), _freshness(report)]
     else:
         parts.append(
             f"<section><h2>No refresh yet</h2><p>Start the first one: <code>tir refresh {name}</code>.</p></section>"
         )
-    parts += [_verification(report), _table(refreshes) if refreshes else ""]
+    parts += [_verification(report), _incidents(report), _table(refreshes) if refreshes else ""]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -97,7 +101,7 @@ def _tiles(report: Report) -> str:
             tiles.append((megabytes(newest.extract_bytes), f"extract file{limit}", False))
         moved, full = _moved(refreshes)
         if full:
-            tiles.append((f"{moved / full:.1%}", "of the rows read that full refreshes would have read", False))
+            tiles.append((f"{moved / full:.2%}", "of the rows read that full refreshes would have read", False))
     if report.spec.freshness:
         tiles.append((span(report.spec.freshness), "is the oldest that a publish should be", False))
     cells = (
@@ -125,12 +129,9 @@ def _map(refreshes: Sequence[PastRefresh]) -> str:
         (max(counts) for refresh in shown if refresh.decision != "full" for counts in refresh.slices.values()),
         default=0,
     )
-    step = _CELL + _GAP
-    width, height = _LABEL + len(shown) * step + 60, len(names) * step + 24
-    cells = [
-        f'<text x="{_LABEL - 8}" y="{row * step + 11}" text-anchor="end">{escape(_cut(name))}</text>'
-        for row, name in enumerate(names)
-    ]
+    high, step = _CELL + _GAP, _step(shown)
+    labels = [(row * high + 11, _cut(name)) for row, name in enumerate(names)]
+    cells = []
     for at, refresh in enumerate(shown):
         for row, name in enumerate(names):
             removed, added = refresh.slices.get(name, (0, 0))
@@ -139,10 +140,9 @@ def _map(refreshes: Sequence[PastRefresh]) -> str:
             )
             title = f"{name}, {_moment(refresh.at)}: {removed:,} rows removed, {added:,} added ({refresh.decision})"
             cells.append(
-                f'<rect class="{colour}" x="{_LABEL + at * step}" y="{row * step}" width="{_CELL}" height="{_CELL}" rx="2">'
+                f'<rect class="{colour}" x="{at * step}" y="{row * high}" width="{step - _GAP}" height="{_CELL}" rx="2">'
                 f"<title>{escape(title)}</title></rect>"
             )
-    cells += _days(shown, y=len(names) * step + 14)
     more = [f"the {_COLUMNS} newest of {len(refreshes):,} refreshes"] if len(refreshes) > _COLUMNS else []
     more += [f"without {left:,} earlier slices"] if left else []
     key = [("c0", "nothing"), ("c1", "few"), ("c3", "some"), ("c5", f"{most:,} rows"), ("cf", "everything was loaded")]
@@ -150,7 +150,7 @@ def _map(refreshes: Sequence[PastRefresh]) -> str:
         "Which slices changed",
         f"One column for each refresh, the newest on the right; one row for each slice{': ' + ', '.join(more) if more else ''}. "
         "The stronger the colour, the more rows changed.",
-        f'<div class="wide"><svg role="img" aria-label="Changed rows by slice and refresh" width="{width}" height="{height}">{"".join(cells)}</svg></div>'
+        _chart("Changed rows by slice and refresh", shown, cells, labels, tall=len(names) * high)
         if names
         else '<p class="soft">What each refresh replaced is no longer kept (keep.history).</p>',
         _key(key),
@@ -163,11 +163,28 @@ def _slice_order(refreshes: Sequence[PastRefresh]) -> list[str]:
     return sorted({name for refresh in refreshes for name in refresh.slices}, key=lambda name: (name == rest, name))
 
 
-def _days(shown: Sequence[PastRefresh], *, y: int) -> Iterable[str]:
-    """Label the columns, where there is room for a date."""
-    step, room = _CELL + _GAP, 5
-    for at in range(0, len(shown), room):
-        yield f'<text x="{_LABEL + at * step}" y="{y}">{_day(shown[at].at)[5:]}</text>'
+def _step(shown: Sequence[PastRefresh]) -> int:
+    """Return the width of a column with its gap."""
+    return min(max(_PLOT // max(len(shown), 1), _CELL + _GAP), _BROADEST)
+
+
+def _chart(
+    title: str, shown: Sequence[PastRefresh], cells: Sequence[str], labels: Sequence[tuple[int, str]], *, tall: int
+) -> str:
+    """Draw columns of refreshes with dates below; where they do not fit, the newest are seen first, and the labels stay."""
+    step = _step(shown)
+    dates = "".join(
+        f'<text x="{at * step}" y="{tall + 14}">{_day(shown[at].at)[5:]}</text>'
+        for at in range(0, len(shown), -(-_DATE // step))
+    )
+    # Letters of 11 pixels are about 7 broad.
+    room = max((7 * len(text) for _, text in labels), default=0) + 8
+    beside = "".join(f'<text x="{room - 8}" y="{y}" text-anchor="end">{escape(text)}</text>' for y, text in labels)
+    width, height = len(shown) * step + _DATE, tall + 22
+    return (
+        f'<div class="chart"><svg width="{room}" height="{height}" aria-hidden="true">{beside}</svg><div class="wide">'
+        f'<svg role="img" aria-label="{title}" width="{width}" height="{height}">{"".join(cells)}{dates}</svg></div></div>'
+    )
 
 
 def _shade(count: int, most: int) -> int:
@@ -224,12 +241,10 @@ def _durations(refreshes: Sequence[PastRefresh]) -> str:
     longest = max((max(refresh.seconds or 0, sum(refresh.stages.values())) for refresh in shown), default=0)
     if not longest:
         return ""
-    step, tall = _CELL + _GAP, 140
-    bars = [
-        f'<text x="{_LABEL - 8}" y="10" text-anchor="end">{longest:,.0f} s</text><text x="{_LABEL - 8}" y="{tall}" text-anchor="end">0</text>'
-    ]
+    step = _step(shown)
+    bars = []
     for at, refresh in enumerate(shown):
-        y = float(tall)
+        y = float(_TALL)
         seconds = {**refresh.stages}
         order = [*_STAGES, *(stage for stage in seconds if stage not in _STAGES)]
         title = f"{_moment(refresh.at)}: {refresh.seconds or sum(seconds.values()):,.1f} s; " + ", ".join(
@@ -237,22 +252,68 @@ def _durations(refreshes: Sequence[PastRefresh]) -> str:
         )
         column = []
         for stage in order:
-            high = tall * seconds.get(stage, 0.0) / longest
+            high = _TALL * seconds.get(stage, 0.0) / longest
             if high >= 0.2:
                 y -= high
                 colour = _STAGES.index(stage) if stage in _STAGES else 0
                 column.append(
-                    f'<rect class="s{colour}" x="{_LABEL + at * step}" y="{y:.1f}" width="{_CELL}" height="{high:.1f}"/>'
+                    f'<rect class="s{colour}" x="{at * step}" y="{y:.1f}" width="{step - _GAP}" height="{high:.1f}"/>'
                 )
         bars.append(f"<g><title>{escape(title)}</title>{''.join(column)}</g>")
-    bars += _days(shown, y=tall + 16)
     used = [stage for stage in _STAGES if any(refresh.stages.get(stage, 0) > longest / 200 for refresh in shown)]
-    width = _LABEL + len(shown) * step + 60
     return _section(
         "How long it took",
         "Seconds of each refresh by stage; the stages are explained in docs/refresh.md.",
-        f'<div class="wide"><svg role="img" aria-label="Seconds by stage and refresh" width="{width}" height="{tall + 22}">{"".join(bars)}</svg></div>',
+        _chart("Seconds by stage and refresh", shown, bars, [(10, f"{longest:,.0f} s"), (_TALL, "0")], tall=_TALL),
         _key([(f"s{_STAGES.index(stage)}", stage) for stage in used]),
+    )
+
+
+def _freshness(report: Report) -> str:
+    """Draw how old the data of each publish became, until the next one replaced it."""
+    newest_first = report.refreshes[:_COLUMNS]
+    until = [report.made_at.timestamp(), *(refresh.at for refresh in newest_first)]
+    ages = [
+        max(end - datetime.fromisoformat(refresh.source_version).timestamp(), 0)
+        for end, refresh in zip(until, newest_first, strict=False)
+    ]
+    oldest, limit = max(ages), report.spec.freshness
+    shown, step = list(reversed(newest_first)), _step(newest_first)
+    bars = []
+    for at, (refresh, age) in enumerate(zip(shown, reversed(ages), strict=True)):
+        high = max(_TALL * age / oldest, 1) if oldest else 1
+        now = "now" if at == len(shown) - 1 else "when the next one was published"
+        title = f"{refresh.version}, published {_moment(refresh.at)}: its data was {span(age)} old {now}"
+        bars.append(
+            f'<rect class="{"late" if limit and age > limit else "moved"}" x="{at * step}" y="{_TALL - high:.1f}" '
+            f'width="{step - _GAP}" height="{high:.1f}"><title>{escape(title)}</title></rect>'
+        )
+    keys = [("moved", "age of the data")]
+    if limit:
+        keys = [("moved", f"up to {span(limit)}, as declared"), ("late", "older")]
+    return _section(
+        "Freshness",
+        "How old the data of each publish was when the next one replaced it. What did not change is not published: a tall bar may be a quiet source.",
+        _chart("Age of the data by refresh", shown, bars, [(10, span(oldest)), (_TALL, "0")], tall=_TALL),
+        _key(keys),
+    )
+
+
+def _incidents(report: Report) -> str:
+    """List what failed, and when the next publish followed."""
+    if not report.refreshes and not report.incidents:
+        return ""
+    lines = "".join(
+        f'<tr><td class="t">{_moment(incident.at)}</td><td class="t">{escape(incident.cause)}</td>'
+        f'<td class="t {"good" if incident.ended else "bad"}">{_moment(incident.ended) if incident.ended else "not yet"}</td>'
+        f'<td class="t w">{escape(incident.sentence)}</td></tr>'
+        for incident in report.incidents
+    )
+    head = '<tr><th class="t">when</th><th class="t">what</th><th class="t">published again</th><th class="t">error</th></tr>'
+    return _section(
+        "Incidents",
+        "Runs that failed, the newest first." if lines else "No run of this extract in Dagster's history failed.",
+        f'<div class="wide"><table>{head}{lines}</table></div>' if lines else "",
     )
 
 

@@ -14,11 +14,14 @@ from tir_dagster.cli.overview.past import PastRefresh, past_refreshes
 from tir_dagster.cli.overview.status import Line, read_extract
 from tir_dagster.errors import TirError
 from tir_dagster.files import private_folder, replaced_file
+from tir_dagster.orchestration.alerts.runs import EndedRun, failure_of_run, job_names
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.metadata import report_file
-from tir_dagster.orchestration.names import extract_keys
+from tir_dagster.orchestration.names import extract_keys, rollback_job_name, verify_job_name
 from tir_dagster.refresh.state.versions import VersionStore
 from tir_dagster.spec.extract import ExtractSpec
+
+_INCIDENTS = 20
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,16 @@ class CheckResult:
     passed: bool
     at: float
     text: str
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A run that failed, and when a refresh was published after it."""
+
+    at: float
+    cause: str
+    sentence: str
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,8 @@ class Report:
     checks: Sequence[CheckResult]
     slices: int | None
     slices_verified: int | None
+    # The newest first.
+    incidents: Sequence[Incident] = ()
 
 
 def write_report(spec: ExtractSpec, instance: dg.DagsterInstance, target: Path | None) -> Path:
@@ -77,7 +92,28 @@ def read_report(spec: ExtractSpec, instance: dg.DagsterInstance) -> Report:
         _checks(spec, instance),
         len(manifest["slice_rows"]) if manifest else None,
         len(manifest.get("verified", ())) if manifest else None,
+        incidents_of(spec, instance, refreshes),
     )
+
+
+def incidents_of(
+    spec: ExtractSpec, instance: dg.DagsterInstance, refreshes: Sequence[PastRefresh]
+) -> Sequence[Incident]:
+    """Return the newest runs of the extract that failed, the newest first."""
+    jobs = {*job_names(spec), verify_job_name(spec), rollback_job_name(spec)}
+    failed = [
+        EndedRun(instance, record, tir_home())
+        for job in jobs
+        for record in instance.get_run_records(
+            dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.FAILURE]), limit=_INCIDENTS
+        )
+    ]
+    incidents = []
+    for run in sorted(failed, key=lambda one: one.ended, reverse=True)[:_INCIDENTS]:
+        if failure := failure_of_run(run, spec):
+            ended = min((refresh.at for refresh in refreshes if refresh.at > run.ended), default=None)
+            incidents.append(Incident(run.ended, failure.cause.value, failure.sentence, ended))
+    return incidents
 
 
 def _checks(spec: ExtractSpec, instance: dg.DagsterInstance) -> list[CheckResult]:
