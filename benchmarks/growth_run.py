@@ -54,19 +54,18 @@ def run_growth(
         address = f"{bench.env['TABLEAU_SERVER_URL']}/sandbox/settings"
         requests.put(address, json={"revisions_kept": REVISIONS}, timeout=30).raise_for_status()
         bench.warm_up(("republish",))
-        begun, done = time.monotonic(), 0
+        wanted = {size: keys_at(size, keys=keys, fixed=fixed, shares=shares) for size in sizes}
+        points = [
+            (size, count, name)
+            for size in sizes
+            for name in deliveries
+            for count in _counts(name, wanted[size], keys, size)
+        ]
+        clock = Clock(points, store, progress)
         for size in sizes:
-            wanted = keys_at(size, keys=keys, fixed=fixed, shares=shares)
-            missing = [
-                name
-                for name in deliveries
-                if not all(store.has(size, count, name) for count in _counts(name, wanted, keys, size))
-            ]
+            missing = [name for name in deliveries if any((rows, of) == (size, name) for rows, _, of in clock.left())]
             if missing:
-                _Size(bench, folder, size, keys, store, progress).run(missing, wanted, seed)
-            done += size
-            left = (time.monotonic() - begun) / done * (sum(sizes) - done)
-            progress(f"{size:,} rows are done: about {left / 60:,.0f} min left")
+                _Size(bench, folder, size, keys, store, clock, progress).run(missing, wanted[size], seed)
     return Growth(keys=keys, fixed=fixed, points=tuple(p for p in store.points if p.rows in sizes), **store.setting)
 
 
@@ -77,12 +76,31 @@ def _counts(name: str, wanted: Sequence[int], keys: int, rows: int) -> list[int]
     return [count for count in wanted if name != "server" or count <= rows // _LEAST_PART]
 
 
+class Clock:
+    """Says how much is left, and about how long it takes: as long for each row as what was measured."""
+
+    def __init__(self, points: Sequence[tuple[int, int, str]], store: PointStore, progress: Say) -> None:
+        self._points, self._store, self._progress = points, store, progress
+        self._begun, self._rows = time.monotonic(), sum(rows for rows, *_ in self.left())
+
+    def left(self) -> list[tuple[int, int, str]]:
+        return [point for point in self._points if not self._store.has(*point)]
+
+    def tell(self) -> None:
+        left = self.left()
+        rows = sum(rows for rows, *_ in left)
+        minutes = (time.monotonic() - self._begun) / max(self._rows - rows, 1) * rows / 60
+        self._progress(f"{len(self._points) - len(left)} of {len(self._points)} points: about {minutes:,.0f} min left")
+
+
 class _Size:
     """One table, and an extract for each delivery on it."""
 
-    def __init__(self, bench: Bench, folder: Path, rows: int, keys: int, store: PointStore, progress: Say) -> None:
+    def __init__(
+        self, bench: Bench, folder: Path, rows: int, keys: int, store: PointStore, clock: Clock, progress: Say
+    ) -> None:
         self._bench, self._folder, self._rows, self._keys = bench, folder, rows, keys
-        self._store, self._progress = store, progress
+        self._store, self._clock, self._progress = store, clock, progress
         self._changes = 0
 
     def run(self, names: Sequence[str], wanted: Sequence[int], seed: int) -> None:
@@ -118,6 +136,7 @@ class _Size:
             size = done.newest.extract.stat().st_size if done.newest else 0
             point = Point.of(done.case, rows=self._rows, keys=count, name=name, extract_bytes=size)
             self._store.add(replace(point, equal=self._equal(spec) if count == self._keys else True))
+            self._clock.tell()
 
     def _change(self, name: str, keys: int) -> None:
         self._changes += 1

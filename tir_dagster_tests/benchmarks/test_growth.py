@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.docs import DOCS, SCALE, filled, growth_page, read_growth, scale_excerpt
 from benchmarks.growth import OWN, SERVER, Growth, Point, PointStore, fit, keys_at
+from benchmarks.growth_run import Clock
 from benchmarks.plots import draw_growth
 from benchmarks.scale import BILLION, estimate, rows_of_bytes, scale_tables
 from tir_dagster.errors import TirError
@@ -117,6 +118,16 @@ def test_points_of_a_run_that_ended_early_are_kept(tmp_path: Path):
     assert [p.rows for p in PointStore(file, 1, SETTING, resume=True).points] == [1_000, 2_000]
     with pytest.raises(TirError, match="asked for something else"):
         PointStore(file, 2, SETTING, resume=True)
+
+
+def test_each_point_tells_how_many_are_left_and_a_resumed_run_counts_those_it_has(tmp_path: Path):
+    store, told = PointStore(tmp_path / "points.jsonl", 1, SETTING, resume=False), []
+    store.add(point(1_000, 10, "full"))
+    clock = Clock([(1_000, 10, "full"), (1_000, 10, "patch"), (2_000, 10, "patch")], store, told.append)
+    assert clock.left() == [(1_000, 10, "patch"), (2_000, 10, "patch")]
+    store.add(point(1_000, 10, "patch"))
+    clock.tell()
+    assert told == ["2 of 3 points: about 0 min left"]
 
 
 def test_the_picture_is_drawn_twice(growth: Growth, tmp_path: Path):
