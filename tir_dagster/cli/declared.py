@@ -38,5 +38,8 @@ def nothing_declared() -> str:
 
 
 def _draft_in_this_folder() -> str:
-    """Name the file that `tir init` writes, if it is here."""
-    return f" There is one here: export TIR_SPECS={_DRAFT}" if Path(_DRAFT).is_file() else ""
+    """Name the file that `tir init` writes, or the folder of a dg project's components, if it is here."""
+    if Path(_DRAFT).is_file():
+        return f" There is one here: export TIR_SPECS={_DRAFT}"
+    folder = next((folder for pattern in ("src/*/defs", "*/defs") for folder in sorted(Path().glob(pattern))), None)
+    return f" This is a dg project: export TIR_SPECS={folder}" if folder else ""

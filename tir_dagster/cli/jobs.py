@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+import click
 import dagster as dg
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from tir_dagster.orchestration.names import LAUNCHED_BY, TOLD_BY_COMMAND
 from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
@@ -18,6 +20,12 @@ from tir_dagster.spec.load import LoadSpec
 _CONSOLE = "console"
 # As `dagster dev -m tir_dagster.definitions` calls them.
 _LOCATION, _REPOSITORY = "tir_dagster.definitions", "__repository__"
+
+
+def command_tags(run_id: str) -> dict[str, str]:
+    """Return the tags of a run that a command launches and reports itself."""
+    context = click.get_current_context(silent=True)
+    return {TOLD_BY_COMMAND: run_id, **({LAUNCHED_BY: f"tir {context.info_name}"} if context else {})}
 
 
 class JobRunner:

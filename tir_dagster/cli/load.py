@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tir_dagster.cli.declared import find_declared
-from tir_dagster.cli.jobs import JobRunner, asset_events
+from tir_dagster.cli.jobs import JobRunner, asset_events, command_tags
 from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.alerts.runs import with_recipients
 from tir_dagster.orchestration.home import dagster_instance
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.loads import HINT, LATE, LOAD_ID, loader_for
-from tir_dagster.orchestration.names import TOLD_BY_COMMAND, load_job_name, load_keys
+from tir_dagster.orchestration.names import load_job_name, load_keys
 from tir_dagster.snowflake.connection import SnowflakeAccess
 from tir_dagster.spec.load import LoadSpec
 from tir_dagster.spec.reading import Declared
@@ -67,7 +67,7 @@ def run_load(spec: LoadSpec, progress: Callable[[str], None]) -> LoadOutcome:
     )
     with dagster_instance() as instance, alerting(spec, instance, outcome, progress), stop:
         jobs = JobRunner(instance, progress, loads=(spec,))
-        tags = {TOLD_BY_COMMAND: str(outcome.run_id)}
+        tags = command_tags(str(outcome.run_id))
         result = jobs.run(load_job_name(spec), run_id=outcome.run_id, tags=tags)
         outcome.warnings = jobs.take_warnings()
         for event in asset_events(result, load_keys(spec).source_table):

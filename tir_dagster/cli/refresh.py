@@ -16,7 +16,7 @@ from tir_dagster.changes.change_set import ChangeSet, slice_label
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode
 from tir_dagster.changes.relation import relation_of
-from tir_dagster.cli.jobs import JobRunner, first_event
+from tir_dagster.cli.jobs import JobRunner, command_tags, first_event
 from tir_dagster.cli.output import expect
 from tir_dagster.cli.overview.past import estimate, past_refreshes
 from tir_dagster.cli.overview.planning import Outlook
@@ -26,7 +26,6 @@ from tir_dagster.orchestration.home import dagster_instance, tir_home
 from tir_dagster.orchestration.interrupts import StoppedError, check_signals, stopping
 from tir_dagster.orchestration.metadata import PROFILE, last_confirmation
 from tir_dagster.orchestration.names import (
-    TOLD_BY_COMMAND,
     application_config,
     detect_job_name,
     detection_config,
@@ -268,7 +267,7 @@ class Command:
         check_signals()
         run_id = str(uuid.uuid4())
         outcome.run_ids.append(run_id)
-        tags = {**(tags or {}), TOLD_BY_COMMAND: run_id}
+        tags = {**(tags or {}), **command_tags(run_id)}
         try:
             result = self._jobs.run(job, config=config, partition_key=partition_key, tags=tags, run_id=run_id)
         finally:

@@ -11,8 +11,10 @@ import dagster as dg
 from tir_dagster.spec.extract import ASSETS, ExtractSpec
 from tir_dagster.spec.load import LoadSpec
 
-# The id of a run whose command sends alerts itself; a re-execution copies the tag, but has another id.
-TOLD_BY_COMMAND = "tir/told_by_command"
+# The id of a run whose command sends alerts itself; a re-execution copies the tag, but has another id. Dagster hides tags of this beginning.
+TOLD_BY_COMMAND = ".dagster/tir_told_by_command"
+# Whom Dagster's pages name under "Launched by".
+LAUNCHED_BY = "user"
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,12 @@ def _description(spec: ExtractSpec, part: Part) -> str:
     return {
         "source_table": f"The Snowflake table {spec.main_table}, as the source sensor observes it.{further}",
         "changed_keys": f"The keys of {spec.main_table} whose rows differ from the extract's, with their fresh rows. Each detection that "
-        "finds changes adds one change set, which is one partition; it is pending until a publish confirms it.",
+        "finds changes adds one change set, which is one partition; it is pending until a publish confirms it. Not materialized by hand: "
+        f"the sensor and `tir refresh` start the job that fills it.\n\n{_ways_to_refresh(spec)}",
         "purged_extract": "The Hyper extract on this machine: the changed keys are purged, their fresh rows are in place, and it is "
-        "verified against the source. A run by hand on slices re-syncs them.",
+        "verified against the source. A run by hand on slices re-syncs them.\n\nOf one slice are `tir/slice_purged`, `tir/slice_appended` "
+        "and its row count; the other numbers are of the whole run: plot them on `published_datasource`. Slices before the first or after "
+        f"the last one with rows may have no event: they are empty, and nothing is missing.\n\n{_ways_to_refresh(spec)}",
         "published_datasource": f"{datasource}: {_how_it_is_kept(spec)} One event is one confirmation: what the server shows, and from "
         f"which version of the source.\n\n{_ways_to_refresh(spec)}\n\n**More:** `tir plan {spec.name}` shows what a refresh would "
         f"move, `tir report {spec.name} --open` what refreshes moved (its page is in the metadata `tir/report`), "

@@ -16,10 +16,13 @@ import dagster as dg
 import pytest
 import sqlalchemy
 from click.testing import CliRunner, Result
+from dagster._core.storage.tags import TagType, get_tag_type
 
+from tir_dagster.cli.jobs import command_tags
 from tir_dagster.cli.main import ProjectGroup, tir
 from tir_dagster.errors import MachineError, TirError
 from tir_dagster.orchestration.home import dagster_instance
+from tir_dagster.orchestration.names import TOLD_BY_COMMAND
 from tir_dagster_tests.spec.sample import GOOD
 
 WRONG_USAGE = 2
@@ -215,6 +218,24 @@ def test_of_several_names_the_nearest_one_is_meant(specs):
     assert "There is no extract 'oders'. Did you mean orders? The spec file declares orders, sales." in refused(
         "plan", "oders"
     )
+
+
+def test_in_a_dg_project_the_folder_of_its_components_is_named(tmp_path, monkeypatch):
+    (tmp_path / "src" / "sales" / "defs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIR_SPECS", raising=False)
+    assert (
+        "Name a spec file with --specs or TIR_SPECS. This is a dg project: export TIR_SPECS=src/sales/defs"
+        in refused("refresh", "orders")
+    )
+
+
+def test_runs_of_a_command_are_launched_by_it_and_show_no_other_tag():
+    with click.Context(click.Command("refresh"), info_name="refresh"):
+        tags = command_tags("a-run")
+    shown = {tag: text for tag, text in tags.items() if get_tag_type(tag) is not TagType.HIDDEN}
+    assert shown == {"user": "tir refresh"}
+    assert tags[TOLD_BY_COMMAND] == "a-run"
 
 
 @pytest.mark.parametrize("command", ["status", "plan"])

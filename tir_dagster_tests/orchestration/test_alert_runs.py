@@ -347,7 +347,7 @@ def started_run(instance: dg.DagsterInstance, job: str) -> dg.DagsterRun:
 @pytest.mark.parametrize("error", [None, ValueError("no")])
 def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(instance, home, error):
     reader, begun = Reader(instance), time.time()
-    run_id = a_run(instance, error=error, job="orders_refresh", tir__told_by_command="x")
+    run_id = a_run(instance, error=error, job="orders_refresh", **{TOLD_BY_COMMAND.replace("/", "__"): "x"})
     killed_command(home, begun)
     ((_, failure),) = killed_reports(instance, [ORDERS])
     assert failure is None
@@ -356,7 +356,7 @@ def test_a_command_that_was_killed_while_it_told_people_did_what_its_run_says(in
 
 def test_a_command_that_was_killed_between_its_runs_is_told(instance, home):
     begun = time.time()
-    a_run(instance, "orders/changed_keys", job="orders_detect", tir__told_by_command="x")
+    a_run(instance, "orders/changed_keys", job="orders_detect", **{TOLD_BY_COMMAND.replace("/", "__"): "x"})
     killed_command(home, begun)
     ((_, failure),) = killed_reports(instance, [ORDERS])
     assert failure.id == f"{round(begun, 3)}/orders"

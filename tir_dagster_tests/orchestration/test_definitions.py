@@ -94,6 +94,8 @@ def test_every_asset_has_a_description_a_kind_and_a_group_and_tables_and_datasou
             assert f"Refresh now:** launch the job `{name}_refresh_now`" in spec.description
             assert f"turn on the sensors `{name}_source` and `{name}_refresh`" in spec.description
             assert spec.metadata["tir/report"].value.endswith(f"extracts/{name}/report.html")
+        if spec.key.path[-1] == "purged_extract":
+            assert "the other numbers are of the whole run" in spec.description
 
 
 def test_joined_tables_are_above_the_extract():

@@ -148,7 +148,7 @@ def _starter(instance: dg.DagsterInstance, run_id: str) -> str:
         ("user", "user"),
     ):
         if tag in tags:
-            return f"{word} {tags[tag]}"
+            return tags[tag] if tags[tag].startswith("tir ") else f"{word} {tags[tag]}"
     if tags.get(TOLD_BY_COMMAND) == run_id:
         return "tir rollback" if run.job_name.endswith("_rollback") else "tir refresh"
     return f"a run of {run.job_name}"

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import dagster as dg
 
+from tir_dagster.cli.jobs import command_tags
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Command
 from tir_dagster.errors import ExtractError
 from tir_dagster.orchestration.alerts.commands import alerting
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.interrupts import stopping
 from tir_dagster.orchestration.metadata import confirmations, last_confirmation
-from tir_dagster.orchestration.names import TOLD_BY_COMMAND, rollback_job_name
+from tir_dagster.orchestration.names import rollback_job_name
 from tir_dagster.refresh.context import leased, remove
 from tir_dagster.refresh.look import look
 from tir_dagster.refresh.rollback import plan_rollback, refuse_trigger
@@ -84,7 +85,7 @@ def roll_back(
         outcome.run_ids.append(run_id)
         config = {"to": version, "hold": hold, "by": _who()}
         ops = {"ops": {f"{spec.name}_roll_back": {"config": config}}}
-        command.run_job(rollback_job_name(spec), config=ops, tags={TOLD_BY_COMMAND: run_id}, run_id=run_id)
+        command.run_job(rollback_job_name(spec), config=ops, tags=command_tags(run_id), run_id=run_id)
         outcome.warnings += command.take_warnings()
     confirmed = last_confirmation(instance, command.keys.published_datasource)
     assert confirmed is not None, "the job confirmed it"
