@@ -112,7 +112,8 @@ class Command:
         rows = None if plan.decision == "none" else sum(preview.appended.values())
         past = past_refreshes(self.spec, self._instance) if plan.decision != "none" else []
         explained = tuple(self.explain()) if explain else ()
-        return Outlook(self.spec, plan, preview, estimate(past, plan.decision, rows), explained)
+        newest = past[0] if past else None
+        return Outlook(self.spec, plan, preview, estimate(past, plan.decision, rows), explained, newest)
 
     def _preview(self, mode: Mode, slices: Sequence[str]) -> Preview:
         # A folder of its own: the plan takes no lease, and a run may be using the usual folder.

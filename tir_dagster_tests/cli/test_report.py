@@ -10,11 +10,14 @@ from random import Random
 
 import dagster as dg
 
+from tir_dagster.changes.plan import Plan
 from tir_dagster.cli.overview.page import write_page
 from tir_dagster.cli.overview.past import PastRefresh, estimate
+from tir_dagster.cli.overview.planning import Outlook
 from tir_dagster.cli.overview.report import CheckResult, Incident, Report, incidents_of
 from tir_dagster.cli.overview.status import Line
 from tir_dagster.errors import TirError
+from tir_dagster.refresh.preview import Preview
 from tir_dagster.spec.reading import parse_specs
 from tir_dagster_tests.browser import chromium, look
 from tir_dagster_tests.spec.sample import GOOD
@@ -198,6 +201,18 @@ def test_what_moved_stands_beside_what_full_refreshes_would_have_moved():
     page = write_page(a_report([a_refresh(1, {"2026-01": (10, 1_000)}), a_refresh(2, {"2026-01": (0, 3_000)})]))
     assert re.search(r"rows read from Snowflake</td><td>4,000</td><td>4,000,000</td><td>0\.10%", page)
     assert "bytes sent to Tableau</td><td>100.0 MB</td><td>at most 102.0 MB" in page
+
+
+def test_a_plan_says_when_the_file_is_built_anew():
+    (spec,) = parse_specs(GOOD, "test.yaml")
+    newest = replace(a_refresh(1, {}), extract_bytes=2_500_000, rebuilt_above=2_600_000)
+    plan = Plan(spec.name, "changes", "incremental")
+    outlook = Outlook(spec, plan, Preview(plan), newest=newest)
+    (line,) = [line for line in outlook.lines() if line.startswith("  file ")]
+    assert line.endswith("2.5 MB, with the room that purged rows left; built anew above 2.6 MB")
+    assert (outlook.as_dict(())["extract_bytes"], outlook.as_dict(())["rebuilt_above_bytes"]) == (2_500_000, 2_600_000)
+    without = replace(outlook, newest=replace(newest, rebuilt_above=None))
+    assert not [line for line in without.lines() if line.startswith("  file ")]
 
 
 def test_an_estimate_is_the_middle_of_refreshes_that_moved_about_as_much():

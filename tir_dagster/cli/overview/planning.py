@@ -11,7 +11,7 @@ import click
 from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
 from tir_dagster.changes.difference import Counts
 from tir_dagster.changes.plan import Plan
-from tir_dagster.cli.overview.past import Estimate
+from tir_dagster.cli.overview.past import Estimate, PastRefresh, megabytes
 from tir_dagster.refresh.preview import Preview
 from tir_dagster.spec.extract import ExtractSpec
 
@@ -33,6 +33,8 @@ class Outlook:
     preview: Preview | None = None
     estimate: Estimate | None = None
     explain: tuple[str, ...] = ()
+    # The refresh that made what is published now.
+    newest: PastRefresh | None = None
 
     def as_dict(self, slices: Sequence[str]) -> dict[str, Any]:
         """Return the fields that `--json` prints."""
@@ -60,6 +62,8 @@ class Outlook:
             "pending": [{"id": change_set.id, "keys": change_set.keys} for change_set in preview.pending],
             "spec_changes": list(preview.spec_changes),
             "estimate": asdict(self.estimate) if self.estimate else None,
+            "extract_bytes": self.newest.extract_bytes if self.newest else None,
+            "rebuilt_above_bytes": self.newest.rebuilt_above if self.newest else None,
             **({"explain": list(self.explain)} if self.explain else {}),
         }
 
@@ -95,6 +99,8 @@ class Outlook:
         lines += _staying(preview) if plan.decision == "incremental" else []
         lines += _guard(spec, preview)
         lines.append(_entry("then", _THEN[spec.delivery]))
+        if plan.decision == "incremental" and self.newest is not None:
+            lines += _file(self.newest)
         estimate = self.estimate.sentence() if self.estimate else "unknown: no refresh of this kind is in the history"
         return [*lines, _entry("takes", estimate)]
 
@@ -115,6 +121,14 @@ def _entry(name: str, text: str) -> str:
 def _detector(spec: ExtractSpec) -> str:
     watermark = f" {spec.changes.watermark}" if spec.changes.watermark else ""
     return f"{spec.changes.by}{watermark} on {spec.main_table}"
+
+
+def _file(newest: PastRefresh) -> list[str]:
+    """Say how large the extract's file is, and when it is built anew: purged rows leave room in it."""
+    if newest.extract_bytes is None or newest.rebuilt_above is None:
+        return []
+    text = f"{megabytes(newest.extract_bytes)}, with the room that purged rows left; built anew above {megabytes(newest.rebuilt_above)}"
+    return [_entry("file", text)]
 
 
 def _by_slice(preview: Preview) -> list[tuple[str, int, int]]:
