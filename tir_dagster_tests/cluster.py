@@ -128,19 +128,19 @@ class Cluster:
         return self._run(name, command, {"SPARK_DAEMON_MEMORY": "256m"})
 
     def _run(self, name: str, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        own = self.folder / name
-        (own / "tmp").mkdir(parents=True)
-        env = {name: os.environ[name] for name in _OF_THE_MACHINE if name in os.environ}
-        places = {"HOME": str(own), "TMPDIR": str(own / "tmp"), "SPARK_LOCAL_DIRS": str(own / "local")}
         java = {"SPARK_HOME": str(_SPARK_HOME), "SPARK_DAEMON_JAVA_OPTS": options(), "SPARK_SUBMIT_OPTS": options()}
-        with self.log(name).open("wb") as log:
-            return subprocess.Popen(
-                command,
-                cwd=own,
-                env={**env, **places, **java, **self.env, **more},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        return run_on_machine(self.folder / name, command, {**java, **self.env, **more})
+
+
+def run_on_machine(own: Path, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Run a command as on a machine of its own: its folder is all that it knows of this one. Its log is `log` in there."""
+    (own / "tmp").mkdir(parents=True)
+    machine = {name: os.environ[name] for name in _OF_THE_MACHINE if name in os.environ}
+    places = {"HOME": str(own), "TMPDIR": str(own / "tmp"), "SPARK_LOCAL_DIRS": str(own / "local")}
+    with (own / "log").open("wb") as log:
+        return subprocess.Popen(
+            command, cwd=own, env={**machine, **places, **env}, stdout=log, stderr=subprocess.STDOUT
+        )
 
 
 @contextmanager

@@ -21,13 +21,16 @@ import boto3
 import pytest
 import requests
 
-from tir_dagster_tests.cluster import Cluster, running_cluster
+from tir_dagster_tests.cluster import Cluster, bare_python, running_cluster
 from tir_dagster_tests.conftest import Warehouse
+from tir_dagster_tests.jvm import options
+from tir_dagster_tests.kubernetes import Kubernetes, running_kubernetes
 from tir_dagster_tests.orchestration.conftest import Place, download
 from tir_dagster_tests.packages import plain, rows_of
 from tir_dagster_tests.processes import wait_for
 
 BUCKET, TOKEN = "staging", "the-token-of-the-connect-server"
+S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 STAGING = f"s3://{BUCKET}/tir"
 STEPS = (("refresh", "orders"), ("load", "order_files"), ("refresh", "orders"))
 HEADER = "ORDER_ID,ORDER_DATE,CUSTOMER,QUANTITY,UPDATED_AT,OP\n"
@@ -87,7 +90,7 @@ def s3(place: Place) -> Any:
 @pytest.fixture(scope="module")
 def cluster(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The cluster of this file; its machines know the keys of the staging place, and nothing else of the driver's environment."""
-    keys = {name: place.sandbox.env[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    keys = {name: place.sandbox.env[name] for name in S3_KEYS}
     with running_cluster(tmp_path_factory.mktemp("cluster"), keys) as cluster:
         yield cluster
 
@@ -212,6 +215,53 @@ def test_a_worker_that_is_killed_in_the_middle_of_each_step_changes_nothing(plac
 
     assert rows_published(place) == place.source_rows()
     assert left_in(s3) == []
+
+
+@pytest.fixture
+def kubernetes(place: Place, tmp_path: Path) -> Iterator[Kubernetes]:
+    """A cluster with a secret that holds the keys of the staging place."""
+    secrets = {("staging", name): place.sandbox.env[name] for name in S3_KEYS}
+    with running_kubernetes(tmp_path / "pods", secrets) as cluster:
+        yield cluster
+
+
+@pytest.mark.long
+def test_pods_get_what_the_block_says_and_no_secret_and_the_rows_are_right(place, kubernetes, s3, drive, tmp_path):
+    python = bare_python(tmp_path / "python")
+    config = {
+        "spark.kubernetes.container.image": "registry.example.com/tir-executors:1",
+        "spark.kubernetes.namespace": "spark",
+        **{f"spark.kubernetes.executor.secretKeyRef.{name}": f"staging:{name}" for name in S3_KEYS},
+        "spark.executorEnv.SAID": "by the block",
+        "spark.executor.instances": "2",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": options(),
+        "spark.pyspark.python": str(python),
+        "spark.driver.host": "127.0.0.1",
+    }
+    settings = "".join(f"    {name}: {json.dumps(value)}\n" for name, value in config.items())
+    driver = drive(f"spark:\n  master: {kubernetes.master}\n  staging: {STAGING}\n  config:\n{settings}")
+    land(place, s3, 5)
+
+    first, loaded, refreshed = (driver.run(*step, "--json") for step in STEPS)
+
+    assert (first["decision"], loaded["rows_read"], refreshed["decision"]) == ("full", 10, "incremental")
+    assert rows_published(place) == place.source_rows()
+    assert left_in(s3) == []
+    assert f"starting Spark on {kubernetes.master}" in driver.outputs[0]
+    asked = json.dumps(kubernetes.pods)
+    for pod in kubernetes.pods:
+        (container,) = pod["spec"]["containers"]
+        env = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert (pod["metadata"]["namespace"], container["image"]) == (
+            "spark",
+            config["spark.kubernetes.container.image"],
+        )
+        assert (env["SAID"], env["SPARK_EXECUTOR_MEMORY"]) == ("by the block", "512m")
+    assert len(kubernetes.pods) == 2
+    assert [
+        name for name in ("SNOWFLAKE_PASSWORD", "TABLEAU_TOKEN_SECRET", *S3_KEYS) if place.sandbox.env[name] in asked
+    ] == []
 
 
 @pytest.mark.client
