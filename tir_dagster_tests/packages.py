@@ -37,7 +37,7 @@ def document_of(package: Path) -> ET.Element:
 def check_package(package: Path, folder: Path, *, before: ET.Element) -> list[list[Any]]:
     """All invariants; gives the extract's rows, in the order of its columns by name."""
     document = document_of(package)
-    assert _untouched(document) == _untouched(before), "something else than the refresh information changed"
+    assert untouched(document) == untouched(before), "something else than the refresh information changed"
     assert Datasource.from_file(str(package)).connections, "tableaudocumentapi opens it"
     (connection,) = [node for node in document.iter("connection") if node.get("class") == "hyper"]
     with zipfile.ZipFile(package) as archive:
@@ -68,7 +68,7 @@ def rows_of(package: Path, folder: Path, *, without: str = "") -> list[list[Any]
         return opened.execute_list_query(f"SELECT {listed} FROM {EXTRACT}")
 
 
-def _untouched(document: ET.Element) -> str:
+def untouched(document: ET.Element) -> str:
     """The document without what a refresh writes, in canonical form."""
     copy = ET.fromstring(ET.tostring(document))
     for parent in list(copy.iter()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,12 +21,16 @@ class Record:
     """A value that is kept as a JSON object."""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        # In the order of the fields: that of the tables counts.
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The record, or ValueError when the text does not hold one: then the state is lost, never guessed."""
-        value = json.loads(text)
+        return cls.from_mapping(json.loads(text))
+
+    @classmethod
+    def from_mapping(cls, value: Any) -> Self:
         fields = dataclasses.fields(cls)
         needed = {
             field.name
@@ -85,6 +89,34 @@ class ChangeSet(Record):
     origin: tuple[str, ...] = ()
     # Hints described less than had changed.
     partial_hints: bool = False
+    # Of an extract of several tables: the change of each, the main one first. What is counted by slice above is of the main
+    # one, numbers of keys and rows are of all.
+    parts: Mapping[str, ChangeSet] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, name: str, value: Any) -> Any:
+        if name == "parts":
+            return {table: cls.from_mapping(part) for table, part in value.items()}
+        return super().restored(name, value)
+
+    def of(self, table: str) -> ChangeSet:
+        """Return the change of this table; an extract of one table is its only part, without a name."""
+        return self.parts[table] if self.parts else self
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self.parts) or ("",)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The tables that it changes."""
+        return tuple(table for table in self.tables if self.of(table).decision != "none")
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """How many rows leave and arrive, of all tables."""
+        sets = [self.of(table) for table in self.tables]
+        return sum(sum(one.purged.values()) for one in sets), sum(sum(one.appended.values()) for one in sets)
 
     @property
     def touched(self) -> tuple[str | None, ...]:
@@ -105,8 +137,30 @@ def slice_label(name: str) -> str:
     return "(no date)" if name == NO_SLICE_KEY else name
 
 
+_BETWEEN = " · "
+
+
+def place_label(table: str, name: str | None) -> str:
+    """A slice's name for people, with its table where there are several."""
+    label = slice_label(NO_SLICE_KEY if name is None else name)
+    return f"{table}{_BETWEEN}{label}" if table else label
+
+
+def place_of(label: str, tables: Collection[str]) -> tuple[str, str | None]:
+    """Return table and slice that a label names, in an extract of these tables."""
+    table, between, name = label.partition(_BETWEEN)
+    if not between or table not in tables:
+        table, name = "", label
+    return table, None if name == slice_label(NO_SLICE_KEY) else name
+
+
 # The folders of a change set: the keys to replace, their fresh rows, and the rows that the base has of them.
 KEYS, ROWS, BEFORE = "keys", "rows", "before"
+
+
+def table_folder(folder: Path, table: str) -> Path:
+    """Return where these folders of a table are; those of an extract of one table are in the change set's own."""
+    return folder / "tables" / table if table else folder
 
 
 def parts_of(folder: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
@@ -198,16 +199,33 @@ class Plan:
     warnings: tuple[str, ...] = ()
     # Changes that a refresh by key does not look for: expected, so no warning.
     notes: tuple[str, ...] = ()
+    # The table that it is about, and the plan of each table, the main one first; both empty for an extract of one table.
+    table: str = ""
+    parts: Mapping[str, Plan] = field(default_factory=dict)
+
+    def of(self, table: str) -> Plan:
+        """Return the plan of this table; an extract of one table is its only part, without a name."""
+        return self.parts[table] if self.parts else self
 
     def sentence(self) -> str:
         if self.decision == "none":
             return f"{self.extract}: nothing to do, the source has not changed."
         if self.decision == "full":
             return f"{self.extract}: full refresh, because {self.reason.value if self.reason else 'it was asked for'}."
-        counted = "" if self.keys is None else f" of {self.keys:,} keys"
+        if self.parts:
+            changing = [name for name, part in self.parts.items() if part.decision != "none"]
+            tables = "; ".join(f"{name}{self.parts[name].counted}" for name in changing)
+            still = [name for name in self.parts if name not in changing]
+            return f"{self.extract}: incremental refresh: {tables}{f' ({_listed(still)} as before)' if still else ''}."
+        return f"{self.extract}: incremental refresh{self.counted}."
+
+    @property
+    def counted(self) -> str:
+        """What moves, as the end of a sentence."""
+        keys = "" if self.keys is None else f" of {self.keys:,} keys" if not self.table else f" {self.keys:,} keys"
         where = f" in {len(self.slices)} slices" if self.slices else ""
         moved = "" if self.purged is None else f": {self.purged:,} rows removed, {self.appended:,} added"
-        return f"{self.extract}: incremental refresh{counted}{where}{moved}."
+        return f"{keys}{where}{moved}"
 
 
 def plan_refresh(situation: Situation) -> Plan:
@@ -247,7 +265,9 @@ def settle_plan(
     """
     purged, appended = sum(difference.purged.values()), sum(difference.appended.values())
     if not allow_empty:
-        check_guards(plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share)
+        check_guards(
+            plan.extract, rows=rows, left=rows - purged + appended, delete_share=delete_share, table=plan.table
+        )
     settled = replace(plan, keys=difference.keys, slices=difference.slices, purged=purged, appended=appended)
     if difference.keys == 0 and not pending:
         return replace(settled, decision="none")
@@ -257,16 +277,88 @@ def settle_plan(
     return settled
 
 
-def check_guards(extract: str, *, rows: int, left: int, delete_share: float) -> None:
+def merge_plans(whole: Plan, parts: Mapping[str, Plan], policy: str) -> Plan:
+    """Return the plan of an extract of several tables: everything is loaded anew if that has to be for one of them."""
+    merged = replace(
+        whole,
+        parts=parts,
+        warnings=_each_once(whole.warnings, *(part.warnings for part in parts.values())),
+        notes=_each_once(whole.notes, *(part.notes for part in parts.values())),
+    )
+    full = next((part.reason for part in parts.values() if part.decision == "full"), None)
+    if full is not None:
+        return _full(merged, full, policy)
+    if all(part.decision == "none" for part in parts.values()):
+        return replace(merged, decision="none")
+    main = next(iter(parts.values()))
+    counted = [part for part in parts.values() if part.keys is not None]
+    if counted:
+        merged = replace(
+            merged,
+            keys=sum(part.keys or 0 for part in counted),
+            purged=sum(part.purged or 0 for part in counted),
+            appended=sum(part.appended or 0 for part in counted),
+        )
+    return replace(merged, decision="incremental", slices=main.slices)
+
+
+def settle_tables(
+    plan: Plan,
+    differences: Mapping[str, Difference],
+    *,
+    rows: Mapping[str, int],
+    policy: Literal["auto", "incremental_only", "full"],
+    delete_share: float,
+    full_share: float,
+    pending: Collection[str],
+    allow_empty: bool = False,
+) -> Plan:
+    """The same for an extract of several tables: each has its guard, and so many changes that all is loaded are those of all.
+
+    A small table of which most rows changed is no reason to load a large one.
+    """
+    parts = {
+        name: settle_plan(
+            part,
+            differences[name],
+            rows=rows[name],
+            policy="incremental_only",
+            delete_share=delete_share,
+            full_share=full_share,
+            pending=name in pending,
+            allow_empty=allow_empty,
+        )
+        if name in differences
+        else part
+        for name, part in plan.parts.items()
+    }
+    settled = merge_plans(plan, parts, policy)
+    moved = max(settled.purged or 0, settled.appended or 0)
+    if settled.decision == "incremental" and moved > full_share * sum(rows.values()) > 0:
+        return settled if policy == "incremental_only" else _full(settled, Reason.COST_THRESHOLD, policy)
+    return settled
+
+
+def _each_once(*texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for some in texts for text in some))
+
+
+def _listed(names: Collection[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def check_guards(extract: str, *, rows: int, left: int, delete_share: float, table: str = "") -> None:
     """Raise GuardError if the source looks as if its load had not finished; nothing was changed yet."""
+    source, held = (f"the source of {table}", "its table") if table else ("the source", "the extract")
     if rows and left == 0:
         raise GuardError(
-            f"{extract}: the source is empty, the extract has {rows:,} rows. Nothing was touched. Wait for the source's load "
+            f"{extract}: {source} is empty, {held} has {rows:,} rows. Nothing was touched. Wait for the source's load "
             f"to finish; if it is meant to be empty, run: tir refresh {extract} --allow-empty."
         )
     if rows and rows - left > delete_share * rows:
         raise GuardError(
-            f"{extract}: {rows - left:,} of {rows:,} rows would vanish, more than the {delete_share:.0%} that "
+            f"{extract}: {rows - left:,} of {rows:,} rows{f' of {table}' if table else ''} would vanish, more than the {delete_share:.0%} that "
             "thresholds.delete_share in the spec allows. Nothing was touched. Check the source; if it is right, run once: "
             f"tir refresh {extract} --allow-empty."
         )
@@ -317,4 +409,10 @@ def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
             f"{plan.extract}: a full refresh is needed, because {reason.value} ({reason.name}), and the policy is "
             "incremental_only. Nothing was touched. Run tir refresh --full, or set policy: auto."
         )
-    return replace(plan, decision="full", reason=reason, slices=(), keys=None, purged=None, appended=None)
+    parts = {name: _full(part, reason, "auto") for name, part in plan.parts.items()}
+    return replace(plan, decision="full", reason=reason, slices=(), keys=None, purged=None, appended=None, parts=parts)
+
+
+def load_all(plan: Plan, reason: Reason, policy: str) -> Plan:
+    """Return the plan of a full refresh for this reason; raise if the policy forbids it."""
+    return _full(plan, reason, policy)

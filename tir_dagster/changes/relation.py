@@ -35,7 +35,8 @@ from tir_dagster.snowflake.versions import (
     describe_query,
     described_once,
 )
-from tir_dagster.spec.extract import KEY_NEEDED, ExtractSpec, JoinedChanges, TableChanges
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.tables import KEY_NEEDED, JoinedChanges, TableChanges
 
 # Aggregates whose text follows an order that ties leave open.
 _ORDERED = re.compile(r"\b(LISTAGG|STRING_AGG|ARRAY_AGG|OBJECT_AGG)\b", re.IGNORECASE)
@@ -226,6 +227,8 @@ def relation_of(spec: ExtractSpec, access: SnowflakeAccess, *, columns: Sequence
 
 def read_tables(spec: ExtractSpec) -> tuple[TableName, ...]:
     """All tables that the extract reads, the one that rows come from first."""
+    if spec.tables:
+        return tuple(dict.fromkeys(table for part in spec.parts.values() for table in read_tables(part)))
     return (TableName.parse(spec.main_table),) if spec.query is None else tables_of(spec.query)
 
 

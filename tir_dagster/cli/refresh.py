@@ -138,11 +138,16 @@ class Command:
 
     def explain(self) -> list[str]:
         """Describe what the extract's query means for a refresh, in lines."""
-        relation = relation_of(self.spec, self.context.snowflake)
-        if relation.view is None:
-            return [f"A copy of {self.spec.main_table}: all its changes are refreshed by key."]
-        key = [column.name for column in relation.key]
-        return explain(relation.view, why_full=relation.why_full, why_whole=relation.whole, key=key)
+        lines = []
+        for table, part in self.spec.parts.items():
+            lines += [f"{table}:"] if table else []
+            relation = relation_of(part, self.context.snowflake)
+            if relation.view is None:
+                lines.append(f"A copy of {part.main_table}: all its changes are refreshed by key.")
+                continue
+            key = [column.name for column in relation.key]
+            lines += explain(relation.view, why_full=relation.why_full, why_whole=relation.whole, key=key)
+        return lines
 
     def refresh(
         self, mode: Mode, slices: Sequence[str], *, allow_empty: bool, hints: Sequence[str] = ()
@@ -189,8 +194,7 @@ class Command:
         outcome.decision = change_set.decision
         outcome.reason = change_set.reason
         outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
-        outcome.rows_purged = sum(change_set.purged.values())
-        outcome.rows_appended = sum(change_set.appended.values())
+        outcome.rows_purged, outcome.rows_appended = change_set.moved
         outcome.source_version = change_set.source_version
         outcome.warn(change_set.warnings)
         self.apply(outcome, change_set)
@@ -355,7 +359,7 @@ def chosen_slices(spec: ExtractSpec, text: str | None) -> list[str]:
     """Return the slices that `--slices` names; for slices by value, Dagster's partitions are the known ones."""
     if not text:
         return []
-    if spec.slices.by != "value":
+    if spec.main.slices.by != "value":
         return slices_between(spec, text)
     with dagster_instance() as instance:
         return slices_between(spec, text, known_slices(instance, spec))

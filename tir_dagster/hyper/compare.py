@@ -43,7 +43,7 @@ class ExtractComparison:
     def __init__(self, connection: Any, path: Path, shape: ExtractShape) -> None:
         self._connection = connection
         self._shape = shape
-        self._table = look_at(connection, path)
+        self._table = look_at(connection, path, shape.table)
         self._pairs = pair_columns(shape.columns, self._table.columns, path=path, names=shape.names or None)
         self._stored = {pair.source.name: pair.stored for pair in self._pairs}
         self._keys = [f"k{at}" for at in range(len(shape.key) or 1)]

@@ -32,6 +32,7 @@ def content_fingerprints(
         only=only,
         names=shape.names or None,
         loose=shape.loose,
+        table_id=shape.table,
         sums_only=sums_only,
     )
 
@@ -59,6 +60,7 @@ def content_sums(
         shape.slices,
         names=shape.names or None,
         loose=shape.loose,
+        table_id=shape.table,
         condition=condition,
         sums_only=True,
     )
@@ -121,6 +123,11 @@ def content_digests(prints: Prints, shape: ExtractShape) -> tuple[str, ...]:
         for name, fingerprint in prints.items()
     }
     return content_digest(prints), _hashed(older)
+
+
+def joined_digest(digests: Mapping[str, str]) -> str:
+    """Return one digest of several tables, from that of each."""
+    return f"{_FORM} {_hashed(dict(digests))}"
 
 
 def slice_digests(sums: Prints) -> dict[str, str]:

@@ -71,7 +71,7 @@ def find_row_differences(
 ) -> RowDifferences:
     """Return the keys of these slices whose rows differ; `table_sql` is the source at the extract's own version."""
     with connect(extract) as connection:
-        table = look_at(connection, extract)
+        table = look_at(connection, extract, shape.table)
         pairs = pair_columns(shape.columns, table.columns, path=extract, names=shape.names or None)
         in_extract = _Side(
             HYPER, shape, {pair.source.name: pair.stored for pair in pairs}, table.sql, connection.execute_list_query

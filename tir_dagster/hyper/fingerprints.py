@@ -14,7 +14,7 @@ from tir_dagster.errors import SourceError
 from tir_dagster.hyper.casts import FileColumn, Loaded, pair_columns
 from tir_dagster.hyper.engine import connect, literal, quoted
 from tir_dagster.hyper.features import HYPER, ROW_DIGEST, SNOWFLAKE, Dialect, digested, features
-from tir_dagster.hyper.hyperfile import look_at
+from tir_dagster.hyper.hyperfile import TableId, look_at
 from tir_dagster.hyper.slices import slice_bounds_hyper, slice_sql_hyper
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster.snowflake.names import literal as snowflake_literal
@@ -106,6 +106,7 @@ def extract_fingerprints(
     loose: Collection[str] = (),
     condition: Callable[[Sequence[Loaded]], str | None] | None = None,
     sums_only: bool = False,
+    table_id: TableId | None = None,
 ) -> dict[str | None, Fingerprint]:
     """The extract's fingerprints by slice; `only` restricts them to some slices, None being the rows without one.
 
@@ -115,7 +116,7 @@ def extract_fingerprints(
     `loose` columns may differ in the last digit each time the source is asked: their values are counted only.
     """
     with connect(path) as connection:
-        table = look_at(connection, path)
+        table = look_at(connection, path, table_id)
         pairs = pair_columns(columns, table.columns, path=path, names=names)
         rows_sql = table.sql
         if condition is not None:

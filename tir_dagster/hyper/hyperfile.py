@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tir_dagster.snowflake.columns import Column
 
 EXTRACT_SCHEMA = "Extract"
 EXTRACT_TABLE = "Extract"
+# A table of a Hyper file by schema and name.
+TableId = tuple[str, str]
 # Rows grow when they leave Parquet's encodings; small files are mostly Hyper's own pages.
 _GROWTH = 4
 _SMALLEST = 1024 * 1024
@@ -24,7 +27,7 @@ _VERSION_BYTE = 10
 
 @dataclass(frozen=True)
 class ExtractTable:
-    """The one data table of an extract file."""
+    """A data table of an extract file; `bytes` are the whole file's."""
 
     schema: str
     name: str
@@ -34,24 +37,38 @@ class ExtractTable:
     bytes: int
 
     @property
+    def id(self) -> TableId:
+        return self.schema, self.name
+
+    @property
     def sql(self) -> str:
         return quoted(self.schema, self.name)
 
 
-def describe(path: Path) -> ExtractTable:
-    """Return the file's table; raise ExtractError for a file with several data tables, with none, or of another kind.
+def describe(path: Path, table: TableId | None = None) -> ExtractTable:
+    """Return this table of the file, or its only one; raise ExtractError if there is no such table, or a file of another kind.
 
     Hyper writes to a file whenever it opens it, so its modification time says nothing about its rows.
     """
+    with _opened(path) as connection:
+        return look_at(connection, path, table)
+
+
+def describe_all(path: Path) -> tuple[ExtractTable, ...]:
+    """Return all tables of the file, sorted by their names."""
+    with _opened(path) as connection:
+        return tuple(look_at(connection, path, table) for table in _tables(connection))
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
     if not path.is_file():
         raise ExtractError(f"There is no extract at {path}. Run a full refresh to make one.")
-    with connect(path) as connection:
-        return look_at(connection, path)
+    return connect(path)
 
 
-def look_at(connection: Any, path: Path) -> ExtractTable:
-    """The same through a connection that is open already."""
-    schema, name = _only_table(connection, path)
+def look_at(connection: Any, path: Path, table: TableId | None = None) -> ExtractTable:
+    """Describe a table through a connection that is open already."""
+    schema, name = _only_table(connection, path) if table is None else _checked(connection, path, table)
     return ExtractTable(
         schema=schema,
         name=name,
@@ -62,20 +79,36 @@ def look_at(connection: Any, path: Path) -> ExtractTable:
     )
 
 
-def _only_table(connection: Any, path: Path) -> tuple[str, str]:
+def _tables(connection: Any) -> list[TableId]:
     catalog = connection.catalog
-    tables = [
+    return sorted(
         (schema.name.unescaped, table.name.unescaped)
         for schema in catalog.get_schema_names()
         for table in catalog.get_table_names(schema)
-    ]
+    )
+
+
+def _only_table(connection: Any, path: Path) -> TableId:
+    tables = _tables(connection)
     if len(tables) == 1:
         return tables[0]
-    listed = ", ".join(quoted(*table) for table in sorted(tables)) or "none"
     raise ExtractError(
-        f"{path} holds {len(tables)} tables ({listed}); an extract that is refreshed by key holds exactly one. "
-        "Store the extract as physical tables joined into one, or use the delivery `trigger`."
+        f"{path} holds {len(tables)} tables ({_listed(tables)}), and the spec declares one. Declare each of them under `tables` in "
+        "the spec, store the extract as one table, or use the delivery `trigger`."
     )
+
+
+def _checked(connection: Any, path: Path, table: TableId) -> TableId:
+    tables = _tables(connection)
+    if table in tables:
+        return table
+    raise ExtractError(
+        f"{path} has no table {quoted(*table)}; it holds {_listed(tables)}. Run a full refresh to make the file anew."
+    )
+
+
+def _listed(tables: Sequence[TableId]) -> str:
+    return ", ".join(quoted(*table) for table in tables) or "none"
 
 
 def _columns(connection: Any, schema: str, name: str) -> tuple[FileColumn, ...]:
@@ -109,14 +142,62 @@ def _sql_type(described: Any) -> str:
     return _SQL_TYPES.get(text, text)
 
 
-def columns_at(connection: Any, schema: str, name: str) -> tuple[FileColumn, ...]:
-    """The columns of one of several tables."""
-    return _columns(connection, schema, name)
-
-
 def _file_version(path: Path) -> int:
     with path.open("rb") as file:
         return file.read(_VERSION_BYTE + 1)[_VERSION_BYTE]
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """A table to create: its columns by source name, and its staged rows; `names` as for pair_columns."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Path]
+    names: Mapping[str, str] | None = None
+    id: TableId | None = None
+    # Columns by source name that hold no NULL: others may, as in the files Tableau writes, because a source may break its own NOT NULL.
+    not_null: Collection[str] = ()
+
+    def empty(self, file_version: int) -> ExtractTable:
+        """Describe it without rows."""
+        renamed = self.names or {}
+        stored = tuple(
+            FileColumn(renamed.get(column.name, column.name), column.hyper, nullable=column.name not in self.not_null)
+            for column in self.columns
+        )
+        return ExtractTable(*(self.id or (EXTRACT_SCHEMA, EXTRACT_TABLE)), stored, 0, file_version, 0)
+
+
+def create_tables(
+    target: Path,
+    tables: Sequence[NewTable],
+    *,
+    template: Path | None = None,
+    file_version: int = DEFAULT_FILE_VERSION,
+) -> tuple[ExtractTable, ...]:
+    """A new extract of exactly the staged rows of these tables, in place of whatever was at `target`.
+
+    Tables, columns, types, nullability and file version are those of the `template`, if there is one; none of its rows.
+    """
+    empty = [describe(template, table.id) if template else table.empty(file_version) for table in tables]
+    pairs = [
+        pair_columns(table.columns, stored.columns, path=target, names=table.names)
+        for table, stored in zip(tables, empty, strict=True)
+    ]
+    for table in tables:
+        check_staged(table.rows, [column.name for column in table.columns])
+    need_space(target.parent, _GROWTH * total_bytes([file for table in tables for file in table.rows]) + _SMALLEST)
+    with replaced_file(target) as beside:
+        with connect(beside, create=True, file_version=empty[0].file_version) as connection:
+            appended = []
+            for table, stored, loaded in zip(tables, empty, pairs, strict=True):
+                connection.catalog.create_schema_if_not_exists(stored.schema)
+                connection.execute_command(_create_table(stored.schema, stored.name, stored.columns))
+                appended.append(append_rows(connection, stored.sql, loaded, table.rows, path=target))
+        created = tuple(describe(beside, stored.id) for stored in empty)
+        for table_created, count in zip(created, appended, strict=True):
+            check_count(target, table_created.rows, count)
+    return created
 
 
 def create_extract(
@@ -127,14 +208,8 @@ def create_extract(
     names: Mapping[str, str] | None = None,
     file_version: int = DEFAULT_FILE_VERSION,
 ) -> ExtractTable:
-    """A new extract of exactly the staged rows, in place of whatever was at `target`.
-
-    Every column may hold NULL, as in the files Tableau writes: a source may break its own NOT NULL.
-    """
-    renamed = names or {}
-    stored = tuple(FileColumn(renamed.get(column.name, column.name), column.hyper) for column in columns)
-    empty = ExtractTable(EXTRACT_SCHEMA, EXTRACT_TABLE, stored, 0, file_version, 0)
-    return _filled(target, empty, columns, rows, names)
+    """The same for an extract of one table."""
+    return create_tables(target, [NewTable(columns, rows, names)], file_version=file_version)[0]
 
 
 def create_like(
@@ -145,28 +220,8 @@ def create_like(
     *,
     names: Mapping[str, str] | None = None,
 ) -> ExtractTable:
-    """The same with the table, columns, types, nullability and file version of another extract, none of its rows."""
-    return _filled(target, describe(template), columns, rows, names)
-
-
-def _filled(
-    target: Path,
-    table: ExtractTable,
-    columns: Sequence[Column],
-    rows: Sequence[Path],
-    names: Mapping[str, str] | None,
-) -> ExtractTable:
-    loaded = pair_columns(columns, table.columns, path=target, names=names)
-    check_staged(rows, [column.name for column in columns])
-    need_space(target.parent, _GROWTH * total_bytes(rows) + _SMALLEST)
-    with replaced_file(target) as beside:
-        with connect(beside, create=True, file_version=table.file_version) as connection:
-            connection.catalog.create_schema_if_not_exists(table.schema)
-            connection.execute_command(_create_table(table.schema, table.name, table.columns))
-            appended = append_rows(connection, table.sql, loaded, rows, path=target)
-        extract = describe(beside)
-        check_count(target, extract.rows, appended)
-    return extract
+    """The same with the layout of another extract."""
+    return create_tables(target, [NewTable(columns, rows, names)], template=template)[0]
 
 
 def _create_table(schema: str, name: str, columns: Sequence[FileColumn]) -> str:
@@ -234,10 +289,15 @@ def check_count(path: Path, actual: int, expected: int) -> None:
 
 
 def odd_keys(
-    path: Path, key: Sequence[str], columns: Sequence[Column], *, names: Mapping[str, str] | None = None
+    path: Path,
+    key: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    names: Mapping[str, str] | None = None,
+    table_id: TableId | None = None,
 ) -> tuple[int, int]:
     """Return how many rows have a NULL in the key, and how many keys without NULL have several rows."""
-    table = describe(path)
+    table = describe(path, table_id)
     stored = {
         pair.source.name: pair.stored.name for pair in pair_columns(columns, table.columns, path=path, names=names)
     }
@@ -259,9 +319,10 @@ def rows_of_key(
     values: Sequence[Any],
     *,
     names: Mapping[str, str] | None = None,
+    table_id: TableId | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows whose key columns have these values, by the names of the source's columns."""
-    table = describe(path)
+    table = describe(path, table_id)
     pairs = {pair.source.name: pair.stored for pair in pair_columns(columns, table.columns, path=path, names=names)}
     conditions = []
     for name, value in zip(key, values, strict=True):
@@ -282,16 +343,18 @@ class Added:
     value: str
 
 
-def rebuild(base: Path, target: Path, *, added: Added | None = None) -> ExtractTable:
-    """The same rows, columns, types, nullability and file version in a new file without the space of purged rows."""
-    table = describe(base)
-    need_space(target.parent, table.bytes)
+def rebuild(base: Path, target: Path, *, added: Mapping[TableId, Added] | None = None) -> tuple[ExtractTable, ...]:
+    """The same tables, rows, columns, types, nullability and file version in a new file without the space of purged rows."""
+    tables = describe_all(base)
+    need_space(target.parent, base.stat().st_size)
     with replaced_file(target) as beside:
-        with connect(beside, create=True, file_version=table.file_version) as connection:
-            _copy_table(connection, table, base=base, beside=beside, added=added)
-        extract = describe(beside)
-        check_count(target, extract.rows, table.rows)
-    return extract
+        with connect(beside, create=True, file_version=tables[0].file_version) as connection:
+            for table in tables:
+                _copy_table(connection, table, base=base, beside=beside, added=(added or {}).get(table.id))
+        rebuilt = describe_all(beside)
+        for table, copy in zip(tables, rebuilt, strict=True):
+            check_count(target, copy.rows, table.rows)
+    return rebuilt
 
 
 def _copy_table(connection: Any, table: ExtractTable, *, base: Path, beside: Path, added: Added | None) -> None:

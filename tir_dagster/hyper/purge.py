@@ -13,7 +13,7 @@ from tir_dagster.errors import ExtractError, MachineError
 from tir_dagster.files import copy_file, need_space, replaced_file, total_bytes
 from tir_dagster.hyper.casts import Loaded, check_staged, pair_columns
 from tir_dagster.hyper.engine import connect, parquet, quoted, unbroken
-from tir_dagster.hyper.hyperfile import append_rows, check_count, describe, look_at
+from tir_dagster.hyper.hyperfile import ExtractTable, TableId, append_rows, check_count, describe, look_at
 from tir_dagster.hyper.slices import SliceRanges, SliceValues
 from tir_dagster.snowflake.columns import Column
 
@@ -42,86 +42,104 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class Spare:
-    """An older, unused file of the same extract: after some replacements it equals the base."""
+class Since:
+    """What was replaced in a table since an older file: all replacements, the oldest first, and the number of rows after them."""
 
-    extract: Path
-    # All replacements since, the oldest first, and the number of rows after them.
-    since: tuple[Replacement, ...]
+    replacements: tuple[Replacement, ...]
     rows: int
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What replaces rows of a table: the rows that leave by a condition on its columns, and files with those that arrive."""
+
+    columns: Sequence[Column]
+    condition: Callable[[Sequence[Loaded]], str | None]
+    rows: Sequence[Path]
+    names: Mapping[str, str] | None = None
+    table: TableId | None = None
+    # The key, and how an older file of the extract becomes the base.
+    key: Sequence[str] = ()
+    since: Since | None = None
 
 
 class _OutOfStepError(Exception):
     """The spare file does not equal the base."""
 
 
-def replace_keys(
-    base: Path,
-    target: Path,
-    *,
+def by_key(
     key: Sequence[str],
     keys: Sequence[Path],
     rows: Sequence[Path],
     columns: Sequence[Column],
+    *,
     names: Mapping[str, str] | None = None,
-    spare: Spare | None = None,
-) -> Applied:
-    """Write `target`: base without the rows whose key is in the `keys` files, with the rows of the `rows` files.
+    table: TableId | None = None,
+    since: Since | None = None,
+) -> TableChange:
+    """Replace the rows whose key is in the `keys` files by those of the `rows` files.
 
-    Keys are bags of values compared null-safely; the caller promises that every row's key is among the keys. `base`
-    is not touched, unless it is the target, which is replaced in one step. `names` gives a column's name in the
-    extract where it differs from the source's. A `spare` is used up instead of a copy of the base.
+    Keys are bags of values compared null-safely; the caller promises that every row's key is among the keys. `names` gives a
+    column's name in the extract where it differs from the source's.
     """
     if not key:
-        raise ExtractError(f"{base}: no key was named to purge by. Name the row key, or replace whole slices.")
-
-    def parts(loaded: Sequence[Loaded]) -> list[Loaded]:
-        return [_of(loaded, name, base) for name in key]
+        raise ExtractError("No key was named to purge by. Name the row key, or replace whole slices.")
 
     def condition(loaded: Sequence[Loaded]) -> str | None:
-        return key_condition(parts(loaded), keys)
+        return key_condition([_of(loaded, name) for name in key], keys)
 
-    def begin(beside: Path) -> None:
-        assert spare is not None
-        spare.extract.rename(beside)
+    return TableChange(columns, condition, rows, names, table, key, since)
 
-    def catch_up(connection: Any, table: str, loaded: Sequence[Loaded]) -> int:
-        assert spare is not None
-        return _catch_up(connection, table, loaded, parts(loaded), spare, path=base)
 
-    if spare is not None:
+def by_slice(
+    ranges: SliceRanges | SliceValues,
+    rows: Sequence[Path],
+    columns: Sequence[Column],
+    *,
+    names: Mapping[str, str] | None = None,
+    table: TableId | None = None,
+) -> TableChange:
+    """Replace the rows of whole slices, in a table without a row key."""
+
+    def condition(loaded: Sequence[Loaded]) -> str | None:
+        return ranges.condition(_of(loaded, ranges.column))
+
+    return TableChange(columns, condition, rows, names, table)
+
+
+def replace_rows(
+    base: Path, target: Path, changes: Sequence[TableChange], *, spare: Path | None = None
+) -> tuple[Applied, ...]:
+    """Write `target`: base with these rows replaced; return what was done in each table.
+
+    `base` is not touched, unless it is the target, which is replaced in one step. A `spare` file is used up instead of a
+    copy of the base, if every change says what was replaced since.
+    """
+    if spare is not None and all(change.since is not None for change in changes):
         try:
-            return _replace(
-                *(base, target),
-                condition=condition,
-                columns=columns,
-                names=names,
-                rows=rows,
-                begin=begin,
-                catch_up=catch_up,
-            )
+            return _replace(base, target, changes, spare=spare)
         except MachineError:
             raise
         except (_OutOfStepError, ExtractError, OSError):
             # The spare only saves a copy: it is used up now, and the base is unchanged.
             pass
-    return _replace(base, target, condition=condition, columns=columns, names=names, rows=rows)
+    return _replace(base, target, changes)
 
 
 def _catch_up(
-    connection: Any, table: str, loaded: Sequence[Loaded], parts: Sequence[Loaded], spare: Spare, *, path: Path
+    connection: Any, table: ExtractTable, loaded: Sequence[Loaded], change: TableChange, *, path: Path
 ) -> int:
-    """Make the spare file equal to the base, with one DELETE for all keys; return the number of its rows."""
-    every = [file for replacement in spare.since for file in replacement.keys]
-    _purge(connection, table, key_condition(parts, every))
-    for place, replacement in enumerate(spare.since):
-        later = [file for later_replacement in spare.since[place + 1 :] for file in later_replacement.keys]
-        append_rows(
-            connection, table, loaded, replacement.rows, path=path, unless=_keyed_rows(parts, later) if later else None
-        )
-    rows = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table}"))
-    if rows != spare.rows:
-        raise _OutOfStepError(f"{spare.extract}: {rows} rows instead of {spare.rows}")
+    """Make the spare file's table equal to the base's, with one DELETE for all keys; return the number of its rows."""
+    since, parts = change.since, [_of(loaded, name) for name in change.key]
+    assert since is not None, "asked before"
+    _purge(connection, table.sql, key_condition(parts, [file for one in since.replacements for file in one.keys]))
+    for place, replacement in enumerate(since.replacements):
+        later = [file for one in since.replacements[place + 1 :] for file in one.keys]
+        unless = _keyed_rows(parts, later) if later else None
+        append_rows(connection, table.sql, loaded, replacement.rows, path=path, unless=unless)
+    rows = int(connection.execute_scalar_query(f"SELECT COUNT(*) FROM {table.sql}"))
+    if rows != since.rows:
+        raise _OutOfStepError(f"{path}: {rows} rows instead of {since.rows}")
     return rows
 
 
@@ -139,60 +157,12 @@ def _keyed_rows(parts: Sequence[Loaded], keys: Sequence[Path]) -> Callable[[str]
     return rows
 
 
-def replace_slices(
-    base: Path,
-    target: Path,
-    *,
-    ranges: SliceRanges | SliceValues,
-    rows: Sequence[Path],
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None = None,
-) -> Applied:
-    """The same for a table without a row key: the rows of whole slices are replaced."""
-
-    def condition(loaded: Sequence[Loaded]) -> str | None:
-        return ranges.condition(_of(loaded, ranges.column, base))
-
-    return _replace(base, target, condition=condition, columns=columns, names=names, rows=rows)
-
-
-def least_of_keys(
-    path: Path,
-    column: str,
-    *,
-    key: Sequence[str],
-    keys: Sequence[Path],
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-) -> tuple[str | None, int]:
-    """The smallest value of a column of the extract among the rows of these keys, as text; how many of them have none."""
-    return _least(
-        path, column, lambda loaded: key_condition([_of(loaded, name, path) for name in key], keys), columns, names
-    )
-
-
-def least_of_slices(
-    path: Path,
-    column: str,
-    *,
-    ranges: SliceRanges | SliceValues,
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-) -> tuple[str | None, int]:
-    """The same among the rows of these slices."""
-    return _least(path, column, lambda loaded: ranges.condition(_of(loaded, ranges.column, path)), columns, names)
-
-
-def _least(
-    path: Path,
-    column: str,
-    condition: Callable[[Sequence[Loaded]], str | None],
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-) -> tuple[str | None, int]:
+def least_changed(path: Path, column: str, change: TableChange) -> tuple[str | None, int]:
+    """The smallest value of a column among the rows that a change replaces, as text; how many of them have none."""
     with connect(path) as connection:
-        table = look_at(connection, path)
-        test = condition(pair_columns(columns, table.columns, path=path, names=names)) or "FALSE"
+        table = look_at(connection, path, change.table)
+        loaded = pair_columns(change.columns, table.columns, path=path, names=change.names)
+        test = change.condition(loaded) or "FALSE"
         name = f"t.{quoted(column)}"
         zoned = any(file_column.name == column and file_column.type == "TIMESTAMPTZ" for file_column in table.columns)
         moment = f"{name} AT TIME ZONE 'UTC'" if zoned else name
@@ -201,11 +171,11 @@ def _least(
     return least, int(nulls)
 
 
-def _of(loaded: Sequence[Loaded], name: str, base: Path) -> Loaded:
+def _of(loaded: Sequence[Loaded], name: str) -> Loaded:
     column = next((candidate for candidate in loaded if candidate.source.name == name), None)
     if column is None:
         raise ExtractError(
-            f"{base}: rows are purged by {name}, which is no column of the extract. Add it to `columns:` in the spec."
+            f"Rows are purged by {name}, which is no column of the extract. Add it to `columns:` in the spec."
         )
     return column
 
@@ -246,52 +216,54 @@ def staged_key(parts: Sequence[Loaded]) -> str:
 
 
 def _replace(
-    base: Path,
-    target: Path,
-    *,
-    condition: Callable[[Sequence[Loaded]], str | None],
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-    rows: Sequence[Path],
-    begin: Callable[[Path], None] | None = None,
-    catch_up: Callable[[Any, str, Sequence[Loaded]], int] | None = None,
-) -> Applied:
+    base: Path, target: Path, changes: Sequence[TableChange], *, spare: Path | None = None
+) -> tuple[Applied, ...]:
     """Copy, then purge and append in one transaction, then read back what the closed file holds.
 
-    `begin` puts another file there instead of the copy, and `catch_up` makes it what the base is, in the same transaction.
+    A spare file is taken instead of the copy, and made what the base is in the same transaction.
     """
     if not base.is_file():
         raise ExtractError(f"There is no extract at {base}. Run a full refresh to make one.")
-    check_staged(rows, [column.name for column in columns])
-    need_space(target.parent, (0 if begin else base.stat().st_size) + _GROWTH * total_bytes(rows))
+    for change in changes:
+        check_staged(change.rows, [column.name for column in change.columns])
+    arriving = [file for change in changes for file in change.rows]
+    need_space(target.parent, (0 if spare else base.stat().st_size) + _GROWTH * total_bytes(arriving))
     clock = _Clock()
     with replaced_file(target) as beside:
-        if begin is not None:
-            begin(beside)
+        if spare is not None:
+            spare.rename(beside)
         else:
             copy_file(base, beside)
         clock.lap("copy")
         with unbroken(target):
+            counts: list[tuple[ExtractTable, int, int, int]] = []
             with connect(beside) as connection:
-                table = look_at(connection, beside)
-                loaded = pair_columns(columns, table.columns, path=base, names=names)
                 connection.execute_command("BEGIN TRANSACTION")
-                before = table.rows
-                if catch_up is not None:
-                    before = catch_up(connection, table.sql, loaded)
-                    clock.lap("catch up")
-                purged = _purge(connection, table.sql, condition(loaded))
-                clock.lap("purge")
-                appended = append_rows(connection, table.sql, loaded, rows, path=base)
+                for change in changes:
+                    table = look_at(connection, beside, change.table)
+                    loaded = pair_columns(change.columns, table.columns, path=base, names=change.names)
+                    before = table.rows
+                    if spare is not None:
+                        before = _catch_up(connection, table, loaded, change, path=base)
+                        clock.lap("catch up")
+                    purged = _purge(connection, table.sql, change.condition(loaded))
+                    clock.lap("purge")
+                    appended = append_rows(connection, table.sql, loaded, change.rows, path=base)
+                    clock.lap("append")
+                    counts.append((table, before, purged, appended))
                 connection.execute_command("COMMIT")
                 clock.lap("append")
             # Closing is what makes it durable, COMMIT is not.
             clock.lap("close")
-            result = describe(beside)
-        check_count(target, result.rows, before - purged + appended)
+            results = [describe(beside, table.id) for table, *_ in counts]
+        for result, (_, before, purged, appended) in zip(results, counts, strict=True):
+            check_count(target, result.rows, before - purged + appended)
         clock.lap("check")
     clock.lap("sync")
-    return Applied(before, purged, appended, result.rows, result.bytes, clock.seconds)
+    return tuple(
+        Applied(before, purged, appended, result.rows, result.bytes, clock.seconds)
+        for result, (_, before, purged, appended) in zip(results, counts, strict=True)
+    )
 
 
 def _purge(connection: Any, table: str, condition: str | None) -> int:
@@ -309,5 +281,5 @@ class _Clock:
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.seconds[stage] = round(now - self._last, 3)
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + now - self._last, 3)
         self._last = now

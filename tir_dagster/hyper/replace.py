@@ -6,17 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of
+from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of, table_folder
 from tir_dagster.hyper.casts import Loaded
-from tir_dagster.hyper.purge import (
-    Applied,
-    Spare,
-    key_condition,
-    least_of_keys,
-    least_of_slices,
-    replace_keys,
-    replace_slices,
-)
+from tir_dagster.hyper.hyperfile import TableId
+from tir_dagster.hyper.purge import Applied, Since, TableChange, by_key, by_slice, key_condition, replace_rows
 from tir_dagster.hyper.slices import SliceRanges, SliceValues
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy, slice_range
@@ -24,7 +17,7 @@ from tir_dagster.snowflake.slices import SliceBy, slice_range
 
 @dataclass(frozen=True)
 class ExtractShape:
-    """The layout of an extract: its columns by source name, its key, its slices, and its own column names."""
+    """The layout of an extract's table: its columns by source name, its key, its slices, and its own column names."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
@@ -32,21 +25,37 @@ class ExtractShape:
     names: Mapping[str, str] = field(default_factory=dict)
     # Columns that may differ in the last digit at each reading of the source, so they are not compared.
     loose: frozenset[str] = frozenset()
+    # The table in the Hyper file; None where it holds only one.
+    table: TableId | None = None
+    # Columns that rows of another table refer to: Tableau's keys hold no NULL.
+    not_null: frozenset[str] = frozenset()
 
 
-def replace_change(
-    base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: ExtractShape, *, spare: Spare | None = None
-) -> Applied:
-    """A copy of the extract with the change set's keys, or slices, replaced; a spare file is used up instead of a copy."""
-    names, rows = shape.names or None, parts_of(folder / ROWS)
-    if shape.key:
-        keys = staged_keys(folder)
-        return replace_keys(
-            base, target, key=shape.key, keys=keys, rows=rows, columns=shape.columns, names=names, spare=spare
-        )
-    return replace_slices(
-        base, target, ranges=_ranges(change_set, shape), rows=rows, columns=shape.columns, names=names
-    )
+@dataclass(frozen=True)
+class StagedChange:
+    """The change of a table, its staged files, and the table's layout."""
+
+    change_set: ChangeSet
+    folder: Path
+    shape: ExtractShape
+
+    def as_rows(self, since: Since | None = None) -> TableChange:
+        """Return which rows leave and which arrive."""
+        shape, rows = self.shape, parts_of(self.folder / ROWS)
+        names = shape.names or None
+        if shape.key:
+            keys = staged_keys(self.folder)
+            return by_key(shape.key, keys, rows, shape.columns, names=names, table=shape.table, since=since)
+        ranges = _ranges(self.change_set, shape)
+        return by_slice(ranges, rows, shape.columns, names=names, table=shape.table)
+
+
+def staged_changes(change_set: ChangeSet, folder: Path, shapes: Mapping[str, ExtractShape]) -> dict[str, StagedChange]:
+    """Return the change of each table that changes, by its name."""
+    return {
+        table: StagedChange(change_set.of(table), table_folder(folder, table), shapes[table])
+        for table in change_set.changing
+    }
 
 
 def _ranges(change_set: ChangeSet, shape: ExtractShape) -> SliceRanges | SliceValues:
@@ -77,17 +86,11 @@ def replaced_rows(change_set: ChangeSet, folder: Path, shape: ExtractShape) -> C
     return condition
 
 
-def least_changed(
-    extract: Path, column: str, change_set: ChangeSet, folder: Path, shape: ExtractShape
-) -> tuple[str | None, int]:
-    """The smallest value of a Hyper column among the rows that the change set replaces, and how many have none."""
-    names = shape.names or None
-    if shape.key:
-        keys = staged_keys(folder)
-        return least_of_keys(extract, column, key=shape.key, keys=keys, columns=shape.columns, names=names)
-    return least_of_slices(extract, column, ranges=_ranges(change_set, shape), columns=shape.columns, names=names)
-
-
 def staged_keys(folder: Path) -> list[Path]:
     """The files with a change set's keys."""
     return parts_of(folder / KEYS)
+
+
+def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: ExtractShape) -> Applied:
+    """Write a copy of the extract of one table with the change set's keys, or slices, replaced."""
+    return replace_rows(base, target, [StagedChange(change_set, folder, shape).as_rows()])[0]

@@ -165,8 +165,9 @@ def _staged(refresh: "RefreshContext", keys: ExtractKeys, detection: Detection) 
     """Return the materialization event of a new change set."""
     change_set = detection.change_set
     assert change_set is not None
-    content = metadata.change_set_metadata(change_set, detection.surveyed.columns, refresh.stages.seconds)
-    lineage = metadata.lineage_from_source(detection.surveyed.relation, keys.source_table)
+    relations = detection.surveyed.relations
+    content = metadata.change_set_metadata(change_set, metadata.columns_of(relations), refresh.stages.seconds)
+    lineage = metadata.lineage_from_source(relations, keys.source_table)
     location = staged_metadata(refresh.change_sets, change_set)
     profile = metadata.profile_metadata(refresh.stages.profile)
     return dg.AssetMaterialization(

@@ -4,13 +4,13 @@ No postponed annotations here: Dagster reads the types of resources from the fun
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, place_label, place_of
 from tir_dagster.errors import EQUALS_SOURCE, ROWS_ADD_UP, SERVER_HOLDS_IT, TirError, VerificationError
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.orchestration.metadata import last_confirmation
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tir_dagster.hyper.purge import Applied
     from tir_dagster.refresh.context import RefreshContext
     from tir_dagster.refresh.state.versions import Version
-    from tir_dagster.refresh.verify import Finding, Verification
+    from tir_dagster.refresh.verify import ExtractVerification, Finding
 
 
 # Metadata of a failed check: the version that it compared or started from, the slices that differ, and whether the refresh was a repair.
@@ -36,6 +36,15 @@ class Drift:
 
     slices: tuple[str | None, ...]
     unrepaired: bool = False
+    # Of several tables: slices of others than the main one.
+    others: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    main: str = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All of them for people."""
+        places = {self.main: self.slices, **self.others}
+        return tuple(place_label(table, name) for table, slices in places.items() for name in slices)
 
 
 def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Confirmation | None) -> Drift | None:
@@ -52,9 +61,18 @@ def known_drift(instance: dg.DagsterInstance, keys: ExtractKeys, confirmed: Conf
     failed = [failure for failure in failures if failure is not None]
     if not failed:
         return None
-    slices = {_name(label) for failure in failed for label in failure.get(DIFFERENT, ())}
+    places = {place_of(label, confirmed.tables) for failure in failed for label in failure.get(DIFFERENT, ())}
     repaired = any(failure.get(REPAIR) for failure in failed)
-    return Drift(tuple(sorted(slices, key=lambda name: (name is None, name or ""))), repaired or not slices)
+    slices = {
+        table: tuple(
+            sorted((name for other, name in places if other == table), key=lambda name: (name is None, name or ""))
+        )
+        for table in confirmed.tables
+    }
+    main, *others = confirmed.tables
+    return Drift(
+        slices[main], repaired or not places, {table: slices[table] for table in others if slices[table]}, main
+    )
 
 
 def drift_sentence(
@@ -64,7 +82,7 @@ def drift_sentence(
     drift = known_drift(instance, keys, confirmed)
     if drift is None or confirmed is None:
         return None
-    named = ", ".join(slice_label(name or NO_SLICE_KEY) for name in drift.slices[:3])
+    named = ", ".join(drift.labels[:3])
     what, option = "differs from the source", ""
     if _other_rows(instance, keys, confirmed.version) is not None:
         what, option = "the server holds other rows than were confirmed", " --server"
@@ -113,10 +131,6 @@ def _failure(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str, versi
     return metadata if metadata.get(VERSION) == version else None
 
 
-def _name(label: str) -> str | None:
-    return None if label == slice_label(NO_SLICE_KEY) else label
-
-
 ROW_JUMP = "row_count_jump"
 SERVER, UNIQUE_KEY, JOINS = SERVER_HOLDS_IT, "unique_row_key", "mandatory_joins"
 # At most so many results of a check are read.
@@ -155,8 +169,9 @@ _GATE = (ROWS_ADD_UP, EQUALS_SOURCE)
 def compared_slices(version: "Version") -> dict[str, list[str]]:
     """Return the slices that were compared as a whole when the version was made, by the source version of the comparison."""
     compared: dict[str, list[str]] = {}
-    for name, source_version in version.manifest.get("compared", {}).items():
-        compared.setdefault(source_version, []).append(slice_label(name))
+    for table in version.tables:
+        for name, source_version in version.of(table).manifest.get("compared", {}).items():
+            compared.setdefault(source_version, []).append(place_label(table, None if name == NO_SLICE_KEY else name))
     return compared
 
 
@@ -219,8 +234,8 @@ def verification_names(spec: ExtractSpec) -> list[str]:
     """Return the names of the checks of `published_datasource`."""
     return [
         EQUALS_SOURCE,
-        *([UNIQUE_KEY] if spec.row_key else []),
-        *([JOINS] if spec.query is not None else []),
+        *([UNIQUE_KEY] if any(part.row_key for part in spec.parts.values()) else []),
+        *([JOINS] if any(part.query is not None for part in spec.parts.values()) else []),
         *([SERVER] if spec.checks.server else []),
     ]
 
@@ -275,9 +290,9 @@ def published_evaluations(
 
 
 def _known_at_publish(refresh: "RefreshContext", confirmation: Confirmation) -> list[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verify import Finding, Verification
+    from tir_dagster.refresh.verify import ExtractVerification, Finding
 
-    verification = Verification(refresh, confirmation)
+    verification = ExtractVerification(refresh, confirmation)
     verified = f"Verified before the publish: the rows replaced by version {confirmation.version} equal the source at "
     equal = Finding(
         True, f"{verified}{confirmation.source_version}. {verify_job_name(refresh.spec)} compares every slice."
@@ -294,14 +309,14 @@ _LEASE_WAIT_SECONDS = 3600.0
 
 
 def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterator[dg.AssetCheckResult]:
-    from tir_dagster.refresh.verify import Finding, Verification, not_verified
+    from tir_dagster.refresh.verify import ExtractVerification, Finding, not_verified
 
     if confirmed is None:
         nothing = Finding(False, f"Nothing is published yet. Run tir refresh {refresh.spec.name}.", open=True)
         yield from (_result(name, nothing, dg.AssetCheckSeverity.WARN) for name in check_names)
         return
     try:
-        verification = Verification(refresh, confirmed)
+        verification = ExtractVerification(refresh, confirmed)
     except TirError as error:
         yield from (_result(name, not_verified(error), dg.AssetCheckSeverity.WARN) for name in check_names)
         return
@@ -311,7 +326,7 @@ def _verify(refresh: Any, confirmed: Any, check_names: Sequence[str]) -> Iterato
         yield _result(name, _finding(verification, name), severity, looked_at)
 
 
-def _finding(verification: "Verification", name: str) -> "Finding":
+def _finding(verification: "ExtractVerification", name: str) -> "Finding":
     from tir_dagster.refresh.verify import not_verified
 
     checks = {
@@ -341,10 +356,10 @@ def _result(
 
 def verified_finding(refresh: "RefreshContext", confirmation: Confirmation) -> "Finding":
     """Compare every slice of the confirmed version with its source; an error is a finding, too."""
-    from tir_dagster.refresh.verify import Verification, not_verified
+    from tir_dagster.refresh.verify import ExtractVerification, not_verified
 
     try:
-        return Verification(refresh, confirmation).equals_source()
+        return ExtractVerification(refresh, confirmation).equals_source()
     except TirError as error:
         return not_verified(error)
 

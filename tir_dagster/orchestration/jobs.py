@@ -53,7 +53,7 @@ def _verify_schedule(spec: ExtractSpec, cron: str, job: Any) -> dg.ScheduleDefin
         name=f"{spec.name}_verify",
         job=job,
         cron_schedule=cron,
-        execution_timezone=spec.slices.zone,
+        execution_timezone=spec.main.slices.zone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Compares the whole published extract with its source; a difference is a failed check.",
     )
@@ -64,13 +64,13 @@ def _full_schedule(spec: ExtractSpec, keys: ExtractKeys, cron: str, job: Any) ->
         name=f"{spec.name}_full_refresh",
         job=job,
         cron_schedule=cron,
-        execution_timezone=spec.slices.zone,
+        execution_timezone=spec.main.slices.zone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Loads everything again, whether or not it changed: one run, one publish.",
     )
     def full_refresh(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         # On the newest slice: a run must name one, and a full refresh loads all of them.
-        known = add_slices(context.instance, spec, []) if spec.slices.by == "value" else []
+        known = add_slices(context.instance, spec, []) if spec.main.slices.by == "value" else []
         return dg.RunRequest(tags=covering_range(spec, [], known), run_config=full_config(spec, keys))
 
     return full_refresh

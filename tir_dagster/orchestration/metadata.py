@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from tir_dagster.changes.change_set import ChangeSet, slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ChangeSet, place_label
 from tir_dagster.orchestration.home import tir_home
 from tir_dagster.orchestration.names import ExtractKeys
 from tir_dagster.orchestration.partitions import HELD, REST, fits, held
@@ -66,7 +66,7 @@ def confirmed_events(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> It
 
 
 PLAN, TOUCHED, SOURCE_VERSION, EXTRACT = "tir/plan", "tir/touched", "tir/source_version", "tir/extract"
-PROFILE, REPORT = "tir/profile", "tir/report"
+PROFILE, REPORT, KEYS_BY_TABLE = "tir/profile", "tir/report", "tir/keys_by_table"
 
 
 def source_metadata(
@@ -78,18 +78,39 @@ def source_metadata(
     return {"tir/token": token, "dagster/column_schema": table_schema(columns), **counted, **linked}
 
 
-def lineage_from_source(relation: Relation, source_table: dg.AssetKey) -> dict[str, Any]:
-    """Return the column lineage from the source's tables; joined tables have their Snowflake names as keys."""
-    view = relation.view
-    if view is None:
-        return _lineage({column.name: [(source_table, column.name)] for column in relation.columns})
-    tables = {
-        joined.alias: source_table
-        if joined.table == relation.table
-        else dg.AssetKey([joined.table.database, joined.table.schema, joined.table.name])
-        for joined in view.tables
-    }
-    return _lineage({column.name: [(tables[alias], name) for alias, name in column.reads] for column in view.columns})
+def lineage_from_source(relations: Mapping[str, Relation], source_table: dg.AssetKey) -> dict[str, Any]:
+    """Return the column lineage from the source's tables; other tables than the first have their Snowflake names as keys."""
+    first = next(iter(relations.values())).table
+
+    def key_of(table: TableName) -> dg.AssetKey:
+        return source_table if table == first else dg.AssetKey([table.database, table.schema, table.name])
+
+    reads: dict[str, list[tuple[dg.AssetKey, str]]] = {}
+    for name, relation in relations.items():
+        view = relation.view
+        if view is None:
+            reads |= {named(name, column.name): [(key_of(relation.table), column.name)] for column in relation.columns}
+            continue
+        tables = {joined.alias: key_of(joined.table) for joined in view.tables}
+        reads |= {
+            named(name, column.name): [(tables[alias], other) for alias, other in column.reads]
+            for column in view.columns
+        }
+    return _lineage(reads)
+
+
+def named(table: str, column: str) -> str:
+    """A column's name in Dagster: with its table, where there are several."""
+    return f"{table}.{column}" if table else column
+
+
+def columns_of(relations: Mapping[str, Relation]) -> list[Column]:
+    """Return the columns of all tables as Dagster names them."""
+    return [
+        replace(column, name=named(table, column.name))
+        for table, relation in relations.items()
+        for column in relation.columns
+    ]
 
 
 def same_columns(metadata: Mapping[str, Any], upstream: dg.AssetKey) -> dict[str, Any]:
@@ -108,14 +129,15 @@ def change_set_metadata(
 ) -> dict[str, Any]:
     stages = dict(stages)
     by_slice = {
-        slice_label(name): f"{change_set.purged.get(name, 0):,} purged, {change_set.appended.get(name, 0):,} appended"
-        for name in sorted({**change_set.purged, **change_set.appended})
+        place: f"{purged:,} purged, {appended:,} appended" for place, (purged, appended) in _moved(change_set).items()
     }
+    by_table = {table: part.keys for table, part in change_set.parts.items()}
     return {
         PLAN: change_set.sentence,
         "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
         "tir/keys": change_set.keys,
         "tir/rows": change_set.rows,
+        **({KEYS_BY_TABLE: by_table} if by_table else {}),
         **({"tir/warnings": list(change_set.warnings)} if change_set.warnings else {}),
         **_moment_of(change_set.source_version),
         **stage_seconds(stages),
@@ -138,6 +160,7 @@ def version_metadata(
         "tir/changes": dg.MetadataValue.md(plan_markdown(change_set)),
         "tir/rows_purged": applied.purged,
         "tir/rows_appended": applied.appended,
+        **_keys_by_table(version.manifest),
         **_file_of(version),
         **stage_seconds(stages),
         **_content_of(version),
@@ -201,6 +224,7 @@ def confirmation_metadata(
         **({"tir/datasource": confirmation.datasource} if confirmation.datasource else {}),
         "dagster/row_count": confirmation.rows,
         **{name: manifest[field] for name, field in counts.items() if manifest.get(field) is not None},
+        **_keys_by_table(manifest),
         **({"tir/warnings": list(warnings)} if warnings else {}),
         **(_file_of(version) if version else {}),
         **({"tir/megabytes_sent": round(sent_bytes / 1e6, 3)} if sent_bytes else {}),
@@ -305,10 +329,10 @@ def _plan_of(change_set: ChangeSet) -> dict[str, Any]:
 
 
 def _content_of(version: Version) -> dict[str, Any]:
-    comments = version.manifest.get("comments") or {}
     columns = [
-        replace(Column(name, Kind(kind), *rest), comment=comments.get(name, ""))
-        for name, kind, *rest in version.manifest["shape"]["columns"]
+        replace(column, name=named(table, column.name))
+        for table in version.tables
+        for column in _columns_of(version.of(table))
     ]
     return {
         "tir/version": version.id,
@@ -317,24 +341,51 @@ def _content_of(version: Version) -> dict[str, Any]:
     }
 
 
+def _columns_of(version: Version) -> list[Column]:
+    comments = version.manifest.get("comments") or {}
+    return [
+        replace(Column(name, Kind(kind), *rest), comment=comments.get(name, ""))
+        for name, kind, *rest in version.manifest["shape"]["columns"]
+    ]
+
+
+def _keys_by_table(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many keys of each table were replaced; nothing for an extract of one table."""
+    tables = manifest.get("tables") or {}
+    counted = {table: part["keys"] for table, part in tables.items() if part.get("keys") is not None}
+    return {KEYS_BY_TABLE: counted} if counted else {}
+
+
 _WIDTH = 20
 # Show only the slices with most rows: a table of hundreds of lines is hard to read.
 _LINES = 36
 
 
+def _moved(change_set: ChangeSet) -> dict[str, tuple[int, int]]:
+    """Return rows removed and added by slice, of all tables."""
+    return {
+        place_label(table, None if name == NO_SLICE_KEY else name): (
+            part.purged.get(name, 0),
+            part.appended.get(name, 0),
+        )
+        for table in change_set.tables
+        for part in [change_set.of(table)]
+        for name in sorted({**part.purged, **part.appended})
+    }
+
+
 def plan_markdown(change_set: ChangeSet) -> str:
     """Return the plan as Markdown: its sentence, its warnings, and rows purged and appended by slice with a bar."""
-    named = sorted({**change_set.purged, **change_set.appended})
-    moved = {name: max(change_set.purged.get(name, 0), change_set.appended.get(name, 0)) for name in named}
+    counts = _moved(change_set)
+    moved = {name: max(rows) for name, rows in counts.items()}
     most = max(moved.values(), default=0)
-    busiest = set(sorted(named, key=lambda name: -moved[name])[:_LINES])
+    busiest = set(sorted(counts, key=lambda name: -moved[name])[:_LINES])
     lines = [
-        f"| {slice_label(name)} | {change_set.purged.get(name, 0):,} | {change_set.appended.get(name, 0):,} "
-        f"| {_bar(moved[name], most)} |"
-        for name in named
+        f"| {name} | {purged:,} | {appended:,} | {_bar(moved[name], most)} |"
+        for name, (purged, appended) in counts.items()
         if name in busiest
     ]
-    left = [f"*and {len(named) - len(busiest)} slices with fewer rows*"] if len(named) > len(busiest) else []
+    left = [f"*and {len(counts) - len(busiest)} slices with fewer rows*"] if len(counts) > len(busiest) else []
     table = ["| slice | purged | appended | |", "|---|---:|---:|---|", *lines] if lines else []
     return "\n\n".join([f"**{change_set.sentence}**", *_listed(change_set.warnings), "\n".join(table), *left]).strip()
 

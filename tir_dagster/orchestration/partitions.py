@@ -10,7 +10,8 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.errors import SpecError
-from tir_dagster.spec.extract import ExtractSpec, Slices
+from tir_dagster.spec.extract import ExtractSpec
+from tir_dagster.spec.tables import Slices
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 PARTITION = "dagster/partition"
@@ -38,9 +39,9 @@ def slice_partitions_name(spec: ExtractSpec) -> str:
 
 def extract_partitions(spec: ExtractSpec) -> dg.PartitionsDefinition[str] | None:
     """Return the partitions of `purged_extract`: one per slice; those by value are added and removed with the values."""
-    if spec.slices.by == "value":
+    if spec.main.slices.by == "value":
         return dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
-    return slice_partitions(spec.slices)
+    return slice_partitions(spec.main.slices)
 
 
 def slice_partitions(slices: Slices) -> dg.TimeWindowPartitionsDefinition | None:
@@ -59,7 +60,7 @@ def slice_partitions(slices: Slices) -> dg.TimeWindowPartitionsDefinition | None
 
 def warn_of_many_slices(spec: ExtractSpec) -> None:
     """Warn when the definitions load: each slice of a run is one event, and the UI draws all of them."""
-    partitions = slice_partitions(spec.slices)
+    partitions = slice_partitions(spec.main.slices)
     count = 0 if partitions is None else partitions.get_num_partitions()
     if count > SENSIBLE_SLICES:
         warnings.warn(many_slices(spec, count), category=ManySlicesWarning, stacklevel=3)
@@ -69,9 +70,9 @@ def many_slices(spec: ExtractSpec, count: int) -> str:
     """Return the warning about too many slices."""
     way = "a coarser unit, or start later: older rows still belong to the extract"
     return (
-        f"{spec.name} has {count:,} slices by {spec.slices.by}. A run over all of them writes as many events, about "
+        f"{spec.name} has {count:,} slices by {spec.main.slices.by}. A run over all of them writes as many events, about "
         f"{count * SECONDS_PER_EVENT:.0f} seconds of bookkeeping. Slice by "
-        f"{'a column with fewer values' if spec.slices.by == 'value' else way}."
+        f"{'a column with fewer values' if spec.main.slices.by == 'value' else way}."
     )
 
 
@@ -81,7 +82,7 @@ class ManySlicesWarning(UserWarning):
 
 def _known(spec: ExtractSpec, values: Sequence[str]) -> list[str]:
     """Return all slices in the order of ranges; `values` are those of slices by value."""
-    partitions = slice_partitions(spec.slices)
+    partitions = slice_partitions(spec.main.slices)
     return list(values) if partitions is None else list(partitions.get_partition_keys())
 
 
@@ -90,7 +91,7 @@ def covering_range(spec: ExtractSpec, touched: Iterable[str | None], known: Sequ
 
     `known` are the partitions of slices by value, in the order of their creation; if none is touched, the rest's is used.
     """
-    if spec.slices.by == "none":
+    if spec.main.slices.by == "none":
         return {}
     keys = _known(spec, known)
     fallback = keys.index(REST) if REST in keys else len(keys) - 1
@@ -105,13 +106,13 @@ def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[st
     Invalid ranges are refused here, because Dagster accepts them: it runs a reversed range on no partition, and shortens one
     that ends in the future.
     """
-    if spec.slices.by == "none":
+    if spec.main.slices.by == "none":
         return []
     if PARTITION in tags:
         return [tags[PARTITION]]
     if RANGE_START not in tags or RANGE_END not in tags:
         raise SpecError(
-            f"{spec.name}: the run names no slice, and purged_extract is partitioned by {spec.slices.by}. Choose the "
+            f"{spec.name}: the run names no slice, and purged_extract is partitioned by {spec.main.slices.by}. Choose the "
             f"slices to re-sync, or run tir refresh {spec.name}."
         )
     return _range(spec, tags[RANGE_START], tags[RANGE_END], _known(spec, known))
@@ -119,10 +120,10 @@ def slices_of_run(spec: ExtractSpec, tags: Mapping[str, str], known: Sequence[st
 
 def slices_between(spec: ExtractSpec, text: str, known: Sequence[str] = ()) -> list[str]:
     """Return the slices of a command line: FROM..TO, or values separated by commas; raise SpecError for unknown ones."""
-    if spec.slices.by == "none":
+    if spec.main.slices.by == "none":
         raise SpecError(f"{spec.name} has no slices. Leave --slices out, or declare `slices:` in the spec.")
     keys = _known(spec, known)
-    if spec.slices.by == "value":
+    if spec.main.slices.by == "value":
         names = [text] if text in keys else [name.strip() for name in text.split(",")]
         _check_known(spec, names, keys)
         return list(dict.fromkeys(names))
@@ -146,13 +147,13 @@ def _check_known(spec: ExtractSpec, names: Iterable[str], keys: Sequence[str]) -
     for name in names:
         if name in keys:
             continue
-        if spec.slices.by != "value":
+        if spec.main.slices.by != "value":
             raise SpecError(
-                f"{spec.name} has no slice {name!r}: its slices are {keys[0]} to {keys[-1]}, by {spec.slices.by}."
+                f"{spec.name} has no slice {name!r}: its slices are {keys[0]} to {keys[-1]}, by {spec.main.slices.by}."
             )
         listed = ", ".join(keys[:_LISTED]) + (", …" if len(keys) > _LISTED else "")
         raise SpecError(
-            f"{spec.name} has no slice {name!r}: its slices are the values of {spec.slices.column} that it holds, "
+            f"{spec.name} has no slice {name!r}: its slices are the values of {spec.main.slices.column} that it holds, "
             f"{listed or 'none before the first refresh'}. A new value gets its slice with the next refresh."
         )
 
@@ -167,9 +168,9 @@ def fits(name: str | None) -> bool:
 
 def rest_of(spec: ExtractSpec, known: Sequence[str], present: Iterable[str | None]) -> list[str | None]:
     """Return the slices in `present` without a partition: no date, before the first, after the last; no value or no valid name."""
-    if spec.slices.by == "value":
+    if spec.main.slices.by == "value":
         return [name for name in present if not fits(name)]
-    partitions = slice_partitions(spec.slices)
+    partitions = slice_partitions(spec.main.slices)
     keys = set(partitions.get_partition_keys()) if partitions else set(known)
     return [name for name in present if name is None or name not in keys]
 
@@ -256,13 +257,13 @@ def slices_to_remove(
 
 def known_slices(instance: dg.DagsterInstance, spec: ExtractSpec) -> list[str]:
     """Return the partitions of slices by value in the order of their creation, which ranges follow; else an empty list."""
-    return [] if spec.slices.by != "value" else list(instance.get_dynamic_partitions(slice_partitions_name(spec)))
+    return [] if spec.main.slices.by != "value" else list(instance.get_dynamic_partitions(slice_partitions_name(spec)))
 
 
 def add_slices(instance: dg.DagsterInstance, spec: ExtractSpec, touched: Iterable[str | None]) -> list[str]:
     """Add the missing partitions; return all of them in the order of ranges."""
     missing = slices_to_add(known_slices(instance, spec), touched)
-    if missing and spec.slices.by == "value":
+    if missing and spec.main.slices.by == "value":
         instance.add_dynamic_partitions(slice_partitions_name(spec), missing)
     return known_slices(instance, spec)
 
@@ -271,7 +272,7 @@ def removable_slices(
     instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, needed: Collection[str | None]
 ) -> list[str]:
     """Return the partitions that may be removed now; none before the first publish, or while a backfill has runs to start."""
-    kept = _held(instance, published) if spec.slices.by == "value" else None
+    kept = _held(instance, published) if spec.main.slices.by == "value" else None
     if kept is None or _backfilling(instance):
         return []
     existing = known_slices(instance, spec)
@@ -292,7 +293,7 @@ def slice_requests(
     instance: dg.DagsterInstance, spec: ExtractSpec, published: dg.AssetKey, touched: Sequence[str]
 ) -> tuple[list[str], list[Any]]:
     """Return the future slices by value in the order of ranges, and the requests by which a sensor adds and removes them."""
-    if spec.slices.by != "value":
+    if spec.main.slices.by != "value":
         return [], []
     partitions = dg.DynamicPartitionsDefinition(name=slice_partitions_name(spec))
     existing = known_slices(instance, spec)

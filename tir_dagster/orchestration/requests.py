@@ -131,9 +131,16 @@ def build_request(
     from tir_dagster.changes.question import checked_hints
     from tir_dagster.refresh import stages
 
-    spec, confirmed, relation = context.spec, looked.confirmed, surveyed.relation
+    spec, confirmed = context.spec, looked.confirmed
+    relations = list(surveyed.relations.values())
     run_hints = [hint for text in config.hints for hint in parse_hints(text, "the run's hints")]
-    hints: list[Hint] = list(checked_hints(run_hints, relation, context.snowflake))
+    hints: list[Hint] = []
+    for relation in relations:
+        mine = [hint for hint in run_hints if len(relations) == 1 or hint.table in relation.tables]
+        hints += checked_hints(mine, relation, context.snowflake)
+    if strange := [hint for hint in run_hints if all(hint.table not in relation.tables for relation in relations)]:
+        # The error names the tables that are read.
+        checked_hints(strange, surveyed.relation, context.snowflake)
     request = stages.Request(
         mode=config.mode,  # type: ignore[arg-type]
         slices=tuple(config.slices),
@@ -151,8 +158,9 @@ def build_request(
     for name in upstream.unclear:
         context.log(f"{name} was materialized, but its slices are unknown: every row is compared")
     if upstream.unclear:
-        hints.append(Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()))
-    hints += _reported(instance, context, relation, news, warn)
+        hints += [Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()) for relation in relations]
+    for relation in relations:
+        hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)
     due_reason = Reason.DRIFT_UNREPAIRED if drift and drift.unrepaired else None
     drifted = drift.slices if drift else ()
@@ -160,8 +168,9 @@ def build_request(
         request,
         hints=tuple(hints),
         origin=(*_described(hints), *announcements(instance, spec, since=news.since, used=used)),
-        hinted=bool(config.hints or news.unused or drifted or due_reason),
+        hinted=bool(config.hints or news.unused or drifted or due_reason or (drift and drift.others)),
         resync=_resync(spec, looked, config, drifted),
+        resync_in=drift.others if drift else {},
         compare=upstream.slices,
         due_reason=due_reason,
     )

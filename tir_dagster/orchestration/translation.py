@@ -26,7 +26,7 @@ def purged_condition(spec: ExtractSpec, keys: ExtractKeys) -> Condition:
     source = dg.AssetSelection.assets(keys.source_table)
     updated = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).allow(source)
     due = updated.since_last_handled() & ~dg.AutomationCondition.in_progress()
-    return due & dg.AutomationCondition.in_latest_time_window() if slice_partitions(spec.slices) else due
+    return due & dg.AutomationCondition.in_latest_time_window() if slice_partitions(spec.main.slices) else due
 
 
 def published_condition() -> Condition:
@@ -135,12 +135,13 @@ def _condition(spec: ExtractSpec, part: Part, keys: ExtractKeys) -> dg.Automatio
 
 
 def _joined(spec: ExtractSpec) -> list[dg.AssetKey]:
-    if spec.query is None:
+    """Return further tables that the extract reads."""
+    if spec.query is None and not spec.tables:
         return []
     # Here and not above: SQL is parsed by a library that a plain table does not need.
-    from tir_dagster.snowflake.query import tables_of
+    from tir_dagster.changes.relation import read_tables
 
-    return [dg.AssetKey([table.database, table.schema, table.name]) for table in tables_of(spec.query)[1:]]
+    return [dg.AssetKey([table.database, table.schema, table.name]) for table in read_tables(spec)[1:]]
 
 
 def _description(spec: ExtractSpec, part: Part) -> str:
@@ -170,18 +171,25 @@ def _description(spec: ExtractSpec, part: Part) -> str:
 
 def _how_it_is_kept(spec: ExtractSpec) -> str:
     """Say in a sentence what a refresh does."""
-    source = spec.main_table if spec.query is None else f"a query over {spec.main_table}"
-    watermark = f" {spec.changes.watermark}" if spec.changes.watermark else ""
-    key = ", ".join(spec.row_key) or "slice"
     ways = {
         "republish": "the whole extract is published again",
         "patch": "only they are sent to the server",
         "server": "Tableau itself reads the newest part again",
     }
-    return (
-        f"it shows {source}. Changes are found by {spec.changes.by}{watermark} and replaced by {key}; then "
-        f"{ways.get(spec.delivery, spec.delivery)}."
-    )
+    then = ways.get(spec.delivery, spec.delivery)
+    if not spec.tables:
+        return f"it shows {_source(spec)}. Changes are {_kept_by(spec)}; then {then}."
+    tables = "; ".join(f"{name} ({_source(part)}) {_kept_by(part)}" for name, part in spec.parts.items())
+    return f"it shows {len(spec.tables)} related tables, each kept by its own keys: changes of {tables}. Then {then}."
+
+
+def _source(spec: ExtractSpec) -> str:
+    return spec.main_table if spec.query is None else f"a query over {spec.main_table}"
+
+
+def _kept_by(spec: ExtractSpec) -> str:
+    watermark = f" {spec.changes.watermark}" if spec.changes.watermark else ""
+    return f"found by {spec.changes.by}{watermark} and replaced by {', '.join(spec.row_key) or 'slice'}"
 
 
 def _ways_to_refresh(spec: ExtractSpec) -> str:

@@ -15,7 +15,7 @@ from tir_dagster.refresh.context import (
     remove,
 )
 from tir_dagster.refresh.state.notes import forget_partial_hints, note_partial_hints
-from tir_dagster.refresh.state.records import Confirmation, Intent
+from tir_dagster.refresh.state.records import Confirmation, Intent, TableState
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.tableau.datasources import shown_place
 
@@ -77,6 +77,14 @@ def confirmation_of(
         datasource=shown_place(server.datasource.name, server.project.path, context.tableau.where),
         reads_again=before is not None and before.reads_again,
         jobs_until=jobs_until.isoformat() if jobs_until else None,
+        parts={
+            table: TableState(
+                known_of(part), part.manifest["watermark"], part.manifest["fingerprint"], part.manifest["rows"]
+            )
+            for table in version.tables
+            if table
+            for part in [version.of(table)]
+        },
     )
 
 

@@ -109,6 +109,10 @@ class RefreshContext:
         """Return a client whose limited calls are counted."""
         return TableauClient(self.tableau, counter=self.calls)
 
+    def of(self, table: str) -> RefreshContext:
+        """Return the context of this table alone; an extract of one table is its only part, without a name."""
+        return replace(self, spec=self.spec.parts[table]) if table else self
+
     @cached_property
     def change_sets(self) -> ChangeSetStore:
         return ChangeSetStore(self.folder / "change_sets")
@@ -302,6 +306,19 @@ class Looked:
     bare: bool = False
     warnings: tuple[str, ...] = ()
 
+    def of(self, table: str) -> Looked:
+        """Return what is known of this table alone."""
+        confirmed, base = self.confirmed, self.base
+        return replace(
+            self,
+            confirmed=confirmed.of(table) if confirmed is not None and table in confirmed.tables else None,
+            base=base.of(table) if base is not None and table in base.tables else None,
+        )
+
+    def has_tables_of(self, spec: ExtractSpec) -> bool:
+        """Whether what is confirmed has the tables that the spec declares."""
+        return self.confirmed is None or set(self.confirmed.tables) == set(spec.parts)
+
 
 @dataclass(frozen=True)
 class Published:
@@ -327,12 +344,27 @@ def shape_to_json(shape: ExtractShape) -> dict[str, Any]:
         "slices": [shape.slices.column, shape.slices.by, shape.slices.zone],
         "names": dict(shape.names),
         "loose": sorted(shape.loose),
+        **({"table": list(shape.table), "not_null": sorted(shape.not_null)} if shape.table else {}),
     }
 
 
+def shapes_of(version: Version) -> dict[str, ExtractShape]:
+    """Return how each table of the version's extract is laid out."""
+    return {table: shape_of(version.of(table)) for table in version.tables}
+
+
 def shape_of(version: Version) -> ExtractShape:
-    """Return how the version's extract is laid out, as its manifest says."""
+    """Return how the version's extract, or one table of it, is laid out, as its manifest says."""
     value = version.manifest["shape"]
     columns = tuple(Column(name, Kind(kind), *rest) for name, kind, *rest in value["columns"])
     loose = frozenset(value.get("loose", ()))
-    return ExtractShape(columns, tuple(value["key"]), SliceBy(*value["slices"]), value["names"], loose)
+    schema, name = value.get("table", (None, None))
+    return ExtractShape(
+        columns,
+        tuple(value["key"]),
+        SliceBy(*value["slices"]),
+        value["names"],
+        loose,
+        (schema, name) if schema else None,
+        frozenset(value.get("not_null", ())),
+    )

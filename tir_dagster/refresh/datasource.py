@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.files import need_space
-from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.hyperfile import describe, describe_all
 from tir_dagster.hyper.package.archive import open_archive
 from tir_dagster.hyper.package.package import extract_hyper, read_package
 from tir_dagster.refresh.context import Log, Looked, RefreshContext, ServerLook, remove
@@ -93,16 +93,27 @@ def _variable(spec: ExtractSpec, name: str | None, env: Mapping[str, str]) -> st
 
 
 def fetch_shell(
-    client: TableauClient, datasource: FoundDatasource, folder: Path, *, log: Log = lambda _: None
+    client: TableauClient,
+    datasource: FoundDatasource,
+    folder: Path,
+    *,
+    several: bool = False,
+    log: Log = lambda _: None,
 ) -> tuple[Path, Path]:
-    """Download the package and take it apart: the shell (everything but the rows), and the Hyper file."""
+    """Download the package and take it apart: the shell (everything but the rows), and the Hyper file.
+
+    Raise if the file cannot be refreshed by key, with one table or with `several`.
+    """
     # The package, and the Hyper file out of it.
     need_space(folder, 2 * (datasource.size_mb or 0) * 1_000_000)
     target, progress = folder / "download.tdsx", tell_progress(log, "downloading", clock=client.retry.clock)
     package = read_package(download(client, datasource, target, progress=progress))
     hyper = extract_hyper(package, folder / "download.hyper")
     try:
-        describe(hyper)
+        if several:
+            describe_all(hyper)
+        else:
+            describe(hyper)
     except MachineError:
         raise
     except ExtractError as error:
@@ -141,7 +152,8 @@ def _downloaded(context: RefreshContext, datasource: FoundDatasource, version: s
         remove(context.downloads)
         context.log("downloading the datasource's package")
         with TableauClient(context.tableau) as client:
-            fetched = fetch_shell(client, datasource, context.work / "download", log=context.log)
+            several = bool(context.spec.tables)
+            fetched = fetch_shell(client, datasource, context.work / "download", several=several, log=context.log)
         folder.mkdir(parents=True, exist_ok=True)
         # The Hyper file last: if it exists, both exist.
         fetched[0].replace(shell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,12 +21,13 @@ from tir_dagster.changes.change_set import (
     counts_from_json,
     counts_to_json,
     slice_label,
+    table_folder,
 )
 from tir_dagster.changes.detectors import Question
 from tir_dagster.changes.difference import Counts, Difference
 from tir_dagster.changes.find_changes import ChangedKeys, ComparisonScope, find_changes
 from tir_dagster.changes.hints import ChangeType, Hint, Unknown
-from tir_dagster.changes.plan import Plan, check_guards, settle_plan
+from tir_dagster.changes.plan import Plan, check_guards, settle_plan, settle_tables
 from tir_dagster.changes.question import ask_question, checked_hints, lacks_history
 from tir_dagster.changes.warnings import contract_warnings, key_warnings, partial_warnings, refuse_duplicates
 from tir_dagster.changes.watermarks import highest_mark
@@ -95,6 +96,31 @@ def _check_unchanged(surveyed: Survey, access: SnowflakeAccess) -> None:
     )
 
 
+@dataclass(frozen=True)
+class _Detection:
+    """The detection of one table: what the source shows, what the extract has of it, and where its files are staged."""
+
+    surveyed: Survey
+    plan: Plan
+    base: Base | None
+    confirmed: Confirmation | None
+    request: Request
+    reader: SourceReader
+    folder: Path
+    # Files with the keys of pending change sets.
+    pending_keys: tuple[Path, ...]
+    pending: bool
+
+
+@dataclass(frozen=True)
+class _Differing:
+    """What differs in one table; all of it, where everything is loaded."""
+
+    difference: Difference
+    changes: ChangedKeys | None = None
+    turn: SlicesInTurn | None = None
+
+
 def make_change_set(
     surveyed: Survey,
     plan: Plan,
@@ -104,73 +130,118 @@ def make_change_set(
     start_spark: Callable[[], SparkSession],
     shared: SharedSource,
     store: ChangeSetStore,
-    base: Base | None,
-    confirmed: Confirmation | None,
-    resync: Sequence[str | None] = (),
-    compare: Sequence[str | None] = (),
-    hints: Sequence[Hint] = (),
-    reports: Iterable[int] = (),
-    origin: Sequence[str] = (),
-    allow_empty: bool = False,
+    bases: Mapping[str, Base | None],
+    confirmed: Mapping[str, Confirmation | None],
+    request: Request,
     log: Log,
 ) -> tuple[Plan, ChangeSet | None]:
-    """Read what the plan needs and make it durable; return the final plan, and the change set if anything differs."""
-    relation = surveyed.relation
-    refuse_duplicates(relation, access, surveyed.version)
-    pending = store.pending()
-    with store.staging(ident) as folder:
-        reader = SourceReader(start_spark, access, relation, surveyed.version, folder / _WORK, shared, log)
-        difference, turn, partial = Difference(0, {}, {}), None, False
-        if plan.decision == "incremental" and base is not None:
-            keyed = [pending_set.id for pending_set in pending if pending_set.decision == "incremental"]
-            to_compare = ComparisonScope(
-                tuple(resync), tuple(compare), tuple(file for pending_set in keyed for file in store.keys(pending_set))
+    """Read what the plan needs and make it durable; return the final plan, and the change set if anything differs.
+
+    Of an extract of several tables each is read by itself, at one version, and all are one change set.
+    """
+    spec, pending = surveyed.spec, store.pending()
+    whole = next((one for one in confirmed.values() if one is not None), None)
+    with store.staging(ident) as staging:
+        detections = {}
+        for table in spec.parts:
+            part, planned = surveyed.of(table), plan.of(table)
+            if planned.decision != "none":
+                refuse_duplicates(part.relation, access, part.version)
+            folder = table_folder(staging, table)
+            folder.mkdir(parents=True, exist_ok=True)
+            keyed = [one for one in pending if one.decision == "incremental" and table in one.changing]
+            detections[table] = _Detection(
+                surveyed=part,
+                plan=planned,
+                base=bases[table],
+                confirmed=confirmed[table],
+                request=request.of(surveyed, table),
+                reader=SourceReader(start_spark, access, part.relation, part.version, folder / _WORK, shared, log),
+                folder=folder,
+                pending_keys=tuple(file for one in keyed for file in store.keys(one.id, table)),
+                pending=bool(keyed),
             )
-            changes, turn = _find(surveyed, base, to_compare, hints, reader=reader, access=access, folder=folder)
-            difference, partial = changes.difference, changes.partial_hints
-            plan = _settled(surveyed, plan, base, changes, pending=bool(keyed), allow_empty=allow_empty)
-            if changes.everything:
-                log(f"every row was read and compared, because {changes.everything}")
+        differing: dict[str, _Differing] = {}
+        if plan.decision == "incremental" and all(base is not None for base in bases.values()):
+            for table, detection in detections.items():
+                if detection.plan.decision == "incremental":
+                    differing[table] = _find(detection, access)
+            plan = _settled(surveyed, plan, detections, differing, allow_empty=request.allow_empty)
+            for found in differing.values():
+                if found.changes and found.changes.everything:
+                    log(f"every row was read and compared, because {found.changes.everything}")
         if plan.decision == "none":
             return plan, None
         if plan.decision == "full":
-            # What was compared is replaced.
-            turn = None
-            _remove_found(folder)
-            staged = reader.read_all(folder / ROWS)
-            if not allow_empty:
-                check_left(surveyed.spec, confirmed.rows if confirmed else 0, staged.rows)
-            difference = Difference(0, base.slices if base else {}, staged.slices)
-        watermark = highest_mark(access, surveyed.source.watermark, surveyed.source.sql)
-        _check_unchanged(surveyed, access)
-        shutil.rmtree(folder / _WORK, ignore_errors=True)
-        change_set = ChangeSet(
-            id=ident,
-            extract=surveyed.spec.name,
-            base=confirmed.version if confirmed else None,
-            source_version=str(surveyed.version),
+            differing = {
+                table: _load_all(detection, allow_empty=request.allow_empty) for table, detection in detections.items()
+            }
+        parts = {}
+        for table, detection in detections.items():
+            found = differing.get(table, _Differing(Difference(0, {}, {})))
+            watermark = detection.confirmed.watermark if detection.confirmed else None
+            if plan.of(table).decision != "none":
+                source = detection.surveyed.source
+                watermark = highest_mark(access, source.watermark, source.sql)
+                _check_unchanged(detection.surveyed, access)
+            shutil.rmtree(detection.folder / _WORK, ignore_errors=True)
+            parts[table] = _change_of(detection, plan.of(table), found, ident=ident, watermark=watermark)
+        main = parts[spec.main.table]
+        change_set = replace(
+            main,
+            base=whole.version if whole else None,
             known=surveyed.known,
             mode=plan.mode,
             decision=plan.decision,
             reason=plan.reason.name if plan.reason else None,
-            keys=plan.keys or 0,
-            rows=sum(difference.appended.values()),
-            purged=counts_to_json(difference.purged),
-            appended=counts_to_json(difference.appended),
-            watermark=watermark,
+            keys=sum(part.keys for part in parts.values()),
+            rows=sum(part.rows for part in parts.values()),
             settles=tuple(pending_set.id for pending_set in pending),
             warnings=plan.warnings,
             sentence=plan.sentence(),
-            reports=tuple(sorted(reports)),
-            origin=tuple(origin),
-            partial_hints=partial,
-            form=FORM,
-            odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
-            purged_digests=_digests_to_json(difference.purged_digests),
-            **(_turn_to_json(base, turn) if base is not None and turn is not None else {}),
+            reports=tuple(sorted(request.reports)),
+            origin=tuple(request.origin),
+            partial_hints=any(part.partial_hints for part in parts.values()),
+            parts=parts if spec.tables else {},
         )
         crash_after("compared")
-        return plan, store.commit(change_set, folder)
+        return plan, store.commit(change_set, staging)
+
+
+def _change_of(detection: _Detection, plan: Plan, found: _Differing, *, ident: str, watermark: str | None) -> ChangeSet:
+    """Return the change of one table."""
+    surveyed, difference, base = detection.surveyed, found.difference, detection.base
+    return ChangeSet(
+        id=ident,
+        extract=surveyed.spec.name,
+        base=detection.confirmed.version if detection.confirmed else None,
+        source_version=str(surveyed.version),
+        known=surveyed.known,
+        mode=plan.mode,
+        decision=plan.decision,
+        reason=plan.reason.name if plan.reason else None,
+        keys=plan.keys or 0,
+        rows=sum(difference.appended.values()),
+        purged=counts_to_json(difference.purged),
+        appended=counts_to_json(difference.appended),
+        watermark=watermark,
+        partial_hints=found.changes.partial_hints if found.changes else False,
+        form=FORM,
+        odd_keys=(difference.null_keys, difference.repeated_keys) if plan.decision == "incremental" else None,
+        purged_digests=_digests_to_json(difference.purged_digests),
+        **(_turn_to_json(base, found.turn) if base is not None and found.turn is not None else {}),
+    )
+
+
+def _load_all(detection: _Detection, *, allow_empty: bool) -> _Differing:
+    """Stage all rows; what was compared before is replaced."""
+    _remove_found(detection.folder)
+    staged = detection.reader.read_all(detection.folder / ROWS)
+    if not allow_empty:
+        before = detection.confirmed.rows if detection.confirmed else 0
+        check_left(detection.surveyed.spec, before, staged.rows)
+    base = detection.base
+    return _Differing(Difference(0, base.slices if base else {}, staged.slices))
 
 
 def _digests_to_json(digests: Counts | None) -> dict[str, str] | None:
@@ -183,19 +254,13 @@ def _turn_to_json(base: Base, turn: SlicesInTurn) -> dict[str, Any]:
     return {"verified": dict.fromkeys(equal, base.confirmation.source_version), "drifted": drifted}
 
 
-def _find(
-    surveyed: Survey,
-    base: Base,
-    to_compare: ComparisonScope,
-    hints: Sequence[Hint],
-    *,
-    reader: SourceReader,
-    access: SnowflakeAccess,
-    folder: Path,
-) -> tuple[ChangedKeys, SlicesInTurn | None]:
+def _find(detection: _Detection, access: SnowflakeAccess) -> _Differing:
     """Find the keys to replace, with warnings about hints and fallbacks; meanwhile, compare slices of the base in turn."""
+    surveyed, base, folder = detection.surveyed, detection.base, detection.folder
+    assert base is not None, "the plan is to replace keys of it"
+    to_compare = ComparisonScope(detection.request.resync, detection.request.compare, detection.pending_keys)
     relation = surveyed.relation
-    hints = checked_hints(hints, relation, access)
+    hints = checked_hints(detection.request.hints, relation, access)
     # While the warehouse looks for changes, Hyper has nothing to do.
     with _beside() as pool:
         comparing_slices = pool.submit(
@@ -223,7 +288,9 @@ def _find(
 
         def compare(question: Question, scope: ComparisonScope) -> ChangedKeys:
             with comparing(base.version.extract, base.shape) as comparison:
-                return find_changes(relation, question, scope, reader=reader, comparison=comparison, folder=folder)
+                return find_changes(
+                    relation, question, scope, reader=detection.reader, comparison=comparison, folder=folder
+                )
 
         try:
             # Almost always there is a history; to ask for it first would read every feed of changes twice.
@@ -245,7 +312,8 @@ def _find(
     # Where only hints tell of changes, a slice that differs was described by none of them.
     missed = turn is not None and bool(turn.different) and surveyed.spec.changes.by == "hint"
     warnings = (*warnings, *changes.warnings, *contracts, *partial)
-    return replace(changes, warnings=warnings, partial_hints=bool(partial) or missed), turn
+    changes = replace(changes, warnings=warnings, partial_hints=bool(partial) or missed)
+    return _Differing(changes.difference, changes, turn)
 
 
 @contextmanager
@@ -274,29 +342,45 @@ def _remove_found(folder: Path) -> None:
 
 
 def _settled(
-    surveyed: Survey, plan: Plan, base: Base, changes: ChangedKeys, *, pending: bool, allow_empty: bool
+    surveyed: Survey,
+    plan: Plan,
+    detections: Mapping[str, _Detection],
+    differing: Mapping[str, _Differing],
+    *,
+    allow_empty: bool,
 ) -> Plan:
-    thresholds = surveyed.spec.thresholds
-    settled = settle_plan(
-        plan,
-        changes.difference,
-        rows=base.rows,
-        policy=surveyed.spec.policy,
-        delete_share=thresholds.delete_share,
-        full_share=thresholds.full_share,
-        pending=pending,
-        allow_empty=allow_empty,
-    )
-    warnings = (*settled.warnings, *changes.warnings)
-    if settled.decision == "incremental":
-        warnings += key_warnings(surveyed.spec, changes.difference, joined=bool(surveyed.relation.dimensions))
-    return replace(settled, warnings=warnings)
+    """Return the plan with what was found, with the warnings of each table."""
+    spec, thresholds = surveyed.spec, surveyed.spec.thresholds
+    rows = {table: detection.base.rows if detection.base else 0 for table, detection in detections.items()}
+    limits: dict[str, Any] = {
+        "policy": spec.policy,
+        "delete_share": thresholds.delete_share,
+        "full_share": thresholds.full_share,
+        "allow_empty": allow_empty,
+    }
+    if spec.tables:
+        settled = settle_tables(
+            plan,
+            {table: found.difference for table, found in differing.items()},
+            rows=rows,
+            pending=[table for table, detection in detections.items() if detection.pending],
+            **limits,
+        )
+    else:
+        settled = settle_plan(plan, differing[""].difference, rows=rows[""], pending=detections[""].pending, **limits)
+    warnings = settled.warnings
+    for table, found in differing.items():
+        part = detections[table].surveyed
+        warnings += found.changes.warnings if found.changes else ()
+        if settled.of(table).decision == "incremental":
+            warnings += key_warnings(part.spec, found.difference, joined=bool(part.relation.dimensions))
+    return replace(settled, warnings=tuple(dict.fromkeys(warnings)))
 
 
 def check_left(spec: ExtractSpec, before: int, left: int) -> None:
     if before:
         # Also if our own version is lost: the number of published rows is known.
-        check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share)
+        check_guards(spec.name, rows=before, left=left, delete_share=spec.thresholds.delete_share, table=spec.table)
     elif left == 0:
         what = spec.source if spec.query is None else "the query's result"
         raise GuardError(
@@ -324,12 +408,8 @@ def detect(
     context.hold.check(context.spec.name)
     context.check_lease()
     context.change_sets.clean()
-    base = None
-    if looked.base is not None and looked.confirmed is not None:
-        slices = counts_from_json(looked.base.manifest["slice_rows"])
-        # The key is what the spec and the query say now: an earlier release may have found none.
-        shape = replace(shape_of(looked.base), key=tuple(column.name for column in surveyed.relation.key))
-        base = Base(looked.confirmed, looked.base, shape, slices)
+    views = {table: looked.of(table) for table in context.spec.parts}
+    bases = {table: _base(view, surveyed.of(table)) for table, view in views.items()}
     _need_room(context, looked)
 
     @cache
@@ -338,7 +418,7 @@ def detect(
         with context.stages.timed("spark"), waiting_for("Spark"):
             return context.spark()
 
-    hints, warnings = _believed(context, surveyed.relation, request.hints)
+    hints, warnings = _believed(context, surveyed, request.hints)
     plan = replace(plan, warnings=(*plan.warnings, *warnings))
     with context.stages.timed("detect"), context.snowflake.kept_open():
         plan, change_set = make_change_set(
@@ -349,32 +429,40 @@ def detect(
             start_spark=start_spark,
             shared=context.shared,
             store=context.change_sets,
-            base=base,
-            confirmed=looked.confirmed,
-            resync=request.resync,
-            compare=request.compare,
-            hints=hints,
-            reports=request.reports,
-            origin=request.origin,
-            allow_empty=request.allow_empty,
+            bases=bases,
+            confirmed={table: view.confirmed for table, view in views.items()},
+            request=replace(request, hints=tuple(hints)),
             log=context.log,
         )
     crash_after("staged")
     return Detected(plan, change_set)
 
 
+def _base(looked: Looked, surveyed: Survey) -> Base | None:
+    """Return what the extract has of a table."""
+    if looked.base is None or looked.confirmed is None:
+        return None
+    slices = counts_from_json(looked.base.manifest["slice_rows"])
+    # The key is what the spec and the query say now: an earlier release may have found none.
+    shape = replace(shape_of(looked.base), key=tuple(column.name for column in surveyed.relation.key))
+    return Base(looked.confirmed, looked.base, shape, slices)
+
+
 def _believed(
-    context: RefreshContext, relation: Relation, hints: Sequence[Hint]
+    context: RefreshContext, surveyed: Survey, hints: Sequence[Hint]
 ) -> tuple[Sequence[Hint], tuple[str, ...]]:
     """Return the hints to use: those of a sender who described too little twice only say that anything may have changed."""
     count = partial_hints(context.folder)
-    if count <= TRUSTED_PARTIAL_HINTS or not (hints or context.spec.changes.by == "hint"):
+    parts = [surveyed.of(table) for table in context.spec.parts]
+    hinted = [part for part in parts if part.spec.changes.by == "hint"]
+    if count <= TRUSTED_PARTIAL_HINTS or not (hints or hinted):
         return hints, ()
     warning = (
         f"{context.spec.name}: hints described less than had changed {count} times, so they are no longer trusted alone: every row is"
         f" compared. Correct the job that sends them, then load everything once: tir refresh {context.spec.name} --full."
     )
-    return (*hints, Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown())), (warning,)
+    anything = (Hint(part.relation.table, ChangeType.MIXED_CHANGES, Unknown()) for part in hinted or parts)
+    return (*hints, *anything), (warning,)
 
 
 def _need_room(context: RefreshContext, looked: Looked) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from tir_dagster.changes.change_set import ChangeSet
 from tir_dagster.changes.hints import Hint
-from tir_dagster.changes.plan import Mode, Plan, Reason, Situation, plan_refresh, redefinition
+from tir_dagster.changes.plan import (
+    Mode,
+    Plan,
+    Reason,
+    Situation,
+    load_all,
+    merge_plans,
+    plan_refresh,
+    redefinition,
+)
 from tir_dagster.changes.relation import Relation
 from tir_dagster.changes.ties import open_order
 from tir_dagster.hyper.content import content_sums, source_fingerprints, sums_to_json
@@ -37,15 +48,57 @@ class Request:
     origin: tuple[str, ...] = ()
     allow_empty: bool = False
 
+    # Of an extract of several tables: slices of others than the main one that are replaced whatever their rows say.
+    resync_in: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+
+    def of(self, whole: Survey, table: str) -> Request:
+        """Return what is asked of one table: slices are those of the main one, hints those of the tables that it reads."""
+        surveyed = whole.of(table)
+        if surveyed is whole:
+            return self
+        hints = tuple(hint for hint in self.hints if hint.table in surveyed.relation.tables)
+        unnamed = self.hinted and not (self.hints or self.resync or self.resync_in)
+        if table == whole.spec.main.table:
+            return replace(self, hints=hints, hinted=bool(hints or self.resync or self.compare) or unnamed)
+        resync = self.resync_in.get(table, ())
+        hinted = bool(hints or resync) or unnamed
+        mode = "changes" if self.mode == "slices" else self.mode
+        return replace(self, mode=mode, slices=(), hints=hints, resync=resync, compare=(), hinted=hinted)
+
 
 def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
     """Decide what to do; change nothing, and read no row unless DDL ran on the source, or may have run behind a view."""
-    pending = context.change_sets.pending()
+    if context.spec.tables:
+        planned = _plan_tables(context, looked, surveyed, request)
+    else:
+        planned = _plan_table(context, looked, surveyed, request)
+    hold = context.hold.read()
+    if hold is None or planned.decision == "none":
+        return planned
+    return replace(
+        planned, warnings=(*planned.warnings, f"{hold.sentence(context.spec.name)} Until then, nothing is refreshed.")
+    )
+
+
+def _plan_tables(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
+    parts = {}
+    for name in context.spec.parts:
+        part = surveyed.of(name)
+        planned = _plan_table(context.of(name), looked.of(name), part, request.of(surveyed, name))
+        parts[name] = replace(planned, table=name)
+    whole = Plan(context.spec.name, request.mode, "none")
+    if not looked.has_tables_of(context.spec) and looked.datasource_reason is None and request.mode != "full":
+        return load_all(replace(whole, parts=parts), Reason.DEFINITION_CHANGED, context.spec.policy)
+    return merge_plans(whole, parts, context.spec.policy)
+
+
+def _plan_table(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:
+    pending = [change_set for change_set in context.change_sets.pending() if _concerns(change_set, context.spec.table)]
     unfinished = (change_set.reason for change_set in pending if change_set.decision == "full" and change_set.reason)
     relation = surveyed.relation
     is_asked = request.mode == "slices" or bool(request.hinted or request.hints or pending)
     views = _Views() if request.mode == "full" else _look_at_views(context, looked, surveyed, is_asked=is_asked)
-    planned = plan_refresh(
+    return plan_refresh(
         Situation(
             extract=context.spec.name,
             mode=request.mode,
@@ -69,12 +122,13 @@ def plan(context: RefreshContext, looked: Looked, surveyed: Survey, request: Req
             excluded_changes=(*relation.excluded_changes, *relation.unused_settings),
         )
     )
-    hold = context.hold.read()
-    if hold is None or planned.decision == "none":
-        return planned
-    return replace(
-        planned, warnings=(*planned.warnings, f"{hold.sentence(context.spec.name)} Until then, nothing is refreshed.")
-    )
+
+
+def _concerns(change_set: ChangeSet, table: str) -> bool:
+    """Whether a pending change set has keys of the table; one of everything concerns all."""
+    if change_set.decision == "full" or not table:
+        return True
+    return table in change_set.changing
 
 
 def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) -> bool:
@@ -94,7 +148,7 @@ def _holds_same_rows(context: RefreshContext, looked: Looked, surveyed: Survey) 
         return False
     context.log("DDL ran on the source since the last refresh: comparing what the extract shows with the rows of then")
     try:
-        return Verification(context, confirmed).equals_source().passed
+        return Verification(context, confirmed, looked.base).equals_source().passed
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
             raise

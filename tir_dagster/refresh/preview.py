@@ -12,7 +12,7 @@ from tir_dagster.changes.change_set import ChangeSet, counts_from_json
 from tir_dagster.changes.detectors import find_candidates
 from tir_dagster.changes.difference import Counts
 from tir_dagster.changes.moves import Moves, count_moves, rows_by_slice
-from tir_dagster.changes.plan import Plan, Reason, settle_plan
+from tir_dagster.changes.plan import Plan, Reason, load_all, merge_plans, settle_plan
 from tir_dagster.changes.question import ask_question, checked_hints, lacks_history
 from tir_dagster.errors import GuardError
 from tir_dagster.refresh.context import Looked, RefreshContext
@@ -48,6 +48,8 @@ class Preview:
     pending: tuple[ChangeSet, ...] = ()
     # What differs between the spec now and the spec of the last refresh.
     spec_changes: tuple[str, ...] = ()
+    # Of an extract of several tables, what happens to each, the main one first.
+    parts: Mapping[str, Preview] = field(default_factory=dict)
 
     @property
     def purged(self) -> Counts:
@@ -66,6 +68,9 @@ class Preview:
     @property
     def rows_after(self) -> int | None:
         """The rows that the extract would have."""
+        if self.parts:
+            after = [part.rows if part.plan.decision == "none" else part.rows_after for part in self.parts.values()]
+            return None if None in after else sum(count or 0 for count in after)
         if self.source_rows is not None:
             return sum(self.source_rows.values())
         if self.moves is None or self.rows is None:
@@ -75,14 +80,53 @@ class Preview:
 
 def preview(context: RefreshContext, looked: Looked, surveyed: Survey, planned: Plan, request: Request) -> Preview:
     """Count in the warehouse what the planned refresh would move; no Spark is started, and nothing is written."""
+    if not context.spec.tables:
+        known = _known(context, looked, planned)
+        return replace(_counted(context, looked, surveyed, known, request), pending=context.change_sets.pending())
+    parts = {}
+    for table in context.spec.parts:
+        view, part = looked.of(table), surveyed.of(table)
+        known = _known(context.of(table), view, planned.of(table))
+        # All of it counts together: a small table of which most rows changed is no reason to load everything.
+        settling = replace(context.of(table), spec=replace(context.spec.parts[table], policy="incremental_only"))
+        parts[table] = _counted(settling, view, part, known, request.of(surveyed, table))
+    return _together(context, looked, planned, parts)
+
+
+def _known(context: RefreshContext, looked: Looked, planned: Plan) -> Preview:
     base, confirmed = looked.base, looked.confirmed
-    known = Preview(
+    return Preview(
         planned,
         rows=confirmed.rows if confirmed else None,
         slice_rows=counts_from_json(base.manifest["slice_rows"]) if base else {},
-        pending=context.change_sets.pending(),
         spec_changes=spec_changes(context.spec, base) if planned.reason is Reason.DEFINITION_CHANGED else (),
     )
+
+
+def _together(context: RefreshContext, looked: Looked, planned: Plan, parts: Mapping[str, Preview]) -> Preview:
+    """Return what happens to all tables as one."""
+    spec, confirmed = context.spec, looked.confirmed
+    plan, rows = planned, sum(part.rows or 0 for part in parts.values())
+    if planned.decision == "incremental":
+        plan = merge_plans(planned, {table: part.plan for table, part in parts.items()}, spec.policy)
+        moved = max(plan.purged or 0, plan.appended or 0)
+        if plan.decision == "incremental" and spec.policy == "auto" and moved > spec.thresholds.full_share * rows > 0:
+            plan = load_all(plan, Reason.COST_THRESHOLD, spec.policy)
+    return Preview(
+        plan,
+        rows=confirmed.rows if confirmed else None,
+        everything="; ".join(f"{table}: {part.everything}" for table, part in parts.items() if part.everything) or None,
+        uncounted="; ".join(f"{table}: {part.uncounted}" for table, part in parts.items() if part.uncounted) or None,
+        stop=next((part.stop for part in parts.values() if part.stop), None),
+        pending=context.change_sets.pending(),
+        spec_changes=spec_changes(spec, looked.base) if planned.reason is Reason.DEFINITION_CHANGED else (),
+        parts=parts,
+    )
+
+
+def _counted(context: RefreshContext, looked: Looked, surveyed: Survey, known: Preview, request: Request) -> Preview:
+    """Count what happens to a table."""
+    base, confirmed, planned = looked.base, looked.confirmed, known.plan
     if planned.decision == "none":
         return known
     query = partial(context.snowflake.query, seconds=COUNT_SECONDS)
@@ -149,7 +193,10 @@ def _by_key(
             policy=context.spec.policy,
             delete_share=thresholds.delete_share,
             full_share=thresholds.full_share,
-            pending=any(change_set.decision == "incremental" for change_set in known.pending),
+            pending=any(
+                pending_set.decision == "incremental" and context.spec.table in pending_set.changing
+                for pending_set in context.change_sets.pending()
+            ),
             allow_empty=request.allow_empty,
         )
     except GuardError as error:

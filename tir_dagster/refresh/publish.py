@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.deliveries import Delivery
 from tir_dagster.refresh.deliveries.patch import Patch
@@ -23,6 +25,7 @@ def publish(context: RefreshContext, looked: Looked, version: Version) -> Publis
     context.hold.check(context.spec.name)
     with explaining_lost_lease(context), context.calls.reserved(NEEDED_CALLS[context.spec.delivery]):
         published = delivery_of(context).publish(looked, version)
+    published = replace(published, warnings=(*published.warnings, *version.manifest.get("warnings", ())))
     # If another process took over, it looks at the server itself: our confirmation would be out of date.
     context.check_lease()
     return published

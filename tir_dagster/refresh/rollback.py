@@ -10,7 +10,7 @@ from pathlib import Path
 from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, TirError
 from tir_dagster.files import copy_file, need_space
-from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.hyperfile import describe_all
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
 from tir_dagster.refresh.datasource import look_at_server, server_package
@@ -143,6 +143,17 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
             "keys": None,
             "seconds": {},
             "instead_of": confirmed.version,
+            "tables": {
+                table: {
+                    **part,
+                    "compared": {},
+                    "keys": None,
+                    "rows_purged": confirmed.of(table).rows,
+                    "rows_appended": part["rows"],
+                }
+                for table, part in (target.manifest.get("tables") or {}).items()
+                if table in confirmed.parts
+            },
         }
         version = context.versions.commit(workspace, manifest, after=confirmed.version)
     crash_after("restored")
@@ -153,7 +164,7 @@ def _fits(shell: Path, target: Version) -> bool:
     """Whether the package finds all its columns in the version's file."""
     package = read_package(shell)
     names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-    return set(names.values()) <= {column.name for column in describe(target.extract).columns}
+    return set(names.values()) <= {column.name for table in describe_all(target.extract) for column in table.columns}
 
 
 def publish_again(context: RefreshContext, looked: Looked, version: Version) -> Published:

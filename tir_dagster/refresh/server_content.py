@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
-from tir_dagster.hyper.content import content_digests, content_fingerprints
+from tir_dagster.hyper.content import content_digests, content_fingerprints, joined_digest
 from tir_dagster.hyper.package.package import read_package
 from tir_dagster.hyper.payload import carries_keys, row_digest, same_layout
-from tir_dagster.hyper.replace import replace_change
-from tir_dagster.refresh.context import RefreshContext, remove, shape_of
+from tir_dagster.hyper.purge import replace_rows
+from tir_dagster.hyper.replace import staged_changes
+from tir_dagster.refresh.context import RefreshContext, remove, shapes_of
 from tir_dagster.refresh.datasource import fetch_shell
 from tir_dagster.refresh.state.notes import Compared
 from tir_dagster.refresh.state.records import Confirmation, Intent
@@ -39,16 +40,26 @@ def compare_content(
 ) -> Compared:
     """Download the server's file and compare it; `exactly`: also tell apart different rows with equal sums."""
     try:
-        shell, hyper = fetch_shell(client, datasource, folder, log=context.log)
-        shape = shape_of(version)
-        digests = content_digests(content_fingerprints(hyper, shape), shape)
-        if exactly and version.manifest["fingerprint"] in digests and not _same_rows(hyper, version):
+        shell, hyper = fetch_shell(client, datasource, folder, several=version.tables != ("",), log=context.log)
+        digests = version_digests(hyper, version)
+        if exactly and version.manifest["fingerprint"] in digests and not same_rows(hyper, version):
             digests = ()
         heals = intent is not None and intent.patch and _heals(context, hyper, intent, version, folder)
         alike, bare = same_layout(hyper, version.extract), read_package(shell).is_bare
-        return Compared(digests, heals, carries_keys(hyper, shape), alike, bare)
+        keyed = all(carries_keys(hyper, shape) for shape in shapes_of(version).values())
+        return Compared(digests, heals, keyed, alike, bare)
     finally:
         remove(folder)
+
+
+def version_digests(hyper: Path, version: Version) -> tuple[str, ...]:
+    """Return the digests of a file that should hold the version's tables, in every form that a version may have recorded."""
+    shapes = shapes_of(version)
+    digests = {table: content_digests(content_fingerprints(hyper, shape), shape) for table, shape in shapes.items()}
+    if version.tables == ("",):
+        return digests[""]
+    # No earlier release had several tables.
+    return (joined_digest({table: forms[0] for table, forms in digests.items()}),)
 
 
 def check_content(
@@ -107,8 +118,10 @@ def _heals(context: RefreshContext, hyper: Path, intent: Intent, version: Versio
         return False
     change_set, healed = context.change_sets.get(intent.change_set), folder / "healed.hyper"
     try:
-        replace_change(hyper, healed, change_set, context.change_sets.path(change_set.id), shape_of(version))
-        return _same_rows(healed, version)
+        folders = context.change_sets.path(change_set.id)
+        changes = staged_changes(change_set, folders, shapes_of(version))
+        replace_rows(hyper, healed, [change.as_rows() for change in changes.values()])
+        return same_rows(healed, version)
     except MachineError:
         # Not compared: the content may be ours.
         raise
@@ -116,9 +129,10 @@ def _heals(context: RefreshContext, hyper: Path, intent: Intent, version: Versio
         return False
 
 
-def _same_rows(hyper: Path, version: Version) -> bool:
-    shape = shape_of(version)
-    return row_digest(hyper, shape) == row_digest(version.extract, shape)
+def same_rows(hyper: Path, version: Version) -> bool:
+    """Whether a file holds exactly the rows of the version, in every table."""
+    shapes = shapes_of(version).values()
+    return all(row_digest(hyper, shape) == row_digest(version.extract, shape) for shape in shapes)
 
 
 def outcome_by_content(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 from tir_dagster.changes.plan import SourceState
 from tir_dagster.changes.relation import Relation, relation_of, watched_tables
 from tir_dagster.errors import GuardError
-from tir_dagster.hyper.casts import check_key
-from tir_dagster.hyper.hyperfile import describe
+from tir_dagster.hyper.casts import PURGE_KEY, check_key
+from tir_dagster.hyper.hyperfile import EXTRACT_SCHEMA, TableId, describe, describe_all
 from tir_dagster.hyper.package.package import Package, read_package
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.measuring import waiting_for
@@ -27,6 +27,12 @@ from tir_dagster.refresh.deliveries.agreement import (
     check_replaceable,
     needed_increment,
     refuse_document,
+)
+from tir_dagster.refresh.deliveries.relationships import (
+    check_declarable,
+    check_related_columns,
+    match_document,
+    referred_columns,
 )
 from tir_dagster.refresh.state.shared import SharedSource
 from tir_dagster.snowflake.columns import Column
@@ -73,6 +79,16 @@ class Survey:
     version: SourceVersion
     # What happens to the tables behind a view does not show in the view's own facts.
     views: frozenset[TableName] = frozenset()
+    # Of an extract of several tables: each of them, the main one first, at the same version. The relation above is the main one's.
+    parts: Mapping[str, Survey] = field(default_factory=dict)
+
+    def of(self, table: str) -> Survey:
+        """Return what is known of this table; an extract of one table is its only part, without a name."""
+        return self.parts[table] if self.parts else self
+
+    @property
+    def relations(self) -> dict[str, Relation]:
+        return {table: self.of(table).relation for table in self.spec.parts}
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -93,19 +109,23 @@ def survey_source(
     spec: ExtractSpec,
     access: SnowflakeAccess,
     *,
-    columns: Sequence[str] = (),
+    columns: Mapping[str, Sequence[str]] | None = None,
     settled: Settled | None = None,
     shared: SharedSource | None = None,
     log: Log,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Survey:
-    """Look at the source: its columns, its identity, its change token, and a quiet moment to pin.
+    """Look at the source: its columns, its identity, its change token, and a quiet moment to pin, one for all tables.
 
-    Extracts that share their versions pin the same one while their tables stay as they are.
+    Extracts that share their versions pin the same one while their tables stay as they are. `columns` are those of each
+    table of the extract, where they are fewer than the source's.
     """
-    relation = relation_of(spec, access, columns=columns)
+    relations = {
+        name: relation_of(part, access, columns=(columns or {}).get(name, ())) for name, part in spec.parts.items()
+    }
+    tables = tuple(dict.fromkeys(table for relation in relations.values() for table in relation.tables))
     # Before anything is read: DDL that comes later is seen next time.
-    facts = {table: table_facts(access, table) for table in relation.tables}
+    facts = {table: table_facts(access, table) for table in tables}
     views = {table: view_definition(access, table) for table, fact in facts.items() if fact.is_view}
     quiet, after = spec.thresholds.quiet_period, settled.version if settled else None
 
@@ -120,7 +140,7 @@ def survey_source(
     token, version = quiet_moment(
         spec,
         access,
-        relation.tables,
+        tables,
         settled=settled,
         pinned=lambda token: shared.pinned(states(token), quiet, after=after) if shared else None,
         log=log,
@@ -128,22 +148,36 @@ def survey_source(
     )
     if shared:
         version = shared.agree(states(token), quiet, version, after=after)
-    known = SourceState(
-        definition=definition_of(spec),
-        schema=_digest(
-            [
-                (column.name, column.kind.value, column.precision, column.scale)
-                for column in (*relation.columns, *relation.base_columns)
-            ]
-        ),
-        identity=",".join(fact.identity for fact in facts.values()),
-        token=token,
-        ddl=",".join(fact.ddl for fact in facts.values()),
-        role=role_of(spec),
-        views=",".join(str(views.get(table, "")) for table in facts),
-    )
-    kept = all(is_kept(access, table, fact, version) for table, fact in facts.items())
-    return Survey(spec, relation, known, replace(version, kept=kept), frozenset(views))
+    tokens = dict(zip(tables, token.split(","), strict=True))
+    kept = {table: is_kept(access, table, fact, version) for table, fact in facts.items()}
+
+    def known(definition: str, relations: Collection[Relation], tables: Sequence[TableName]) -> SourceState:
+        columns = [column for relation in relations for column in (*relation.columns, *relation.base_columns)]
+        return SourceState(
+            definition=definition,
+            schema=_digest([(column.name, column.kind.value, column.precision, column.scale) for column in columns]),
+            identity=",".join(facts[table].identity for table in tables),
+            token=",".join(tokens[table] for table in tables),
+            ddl=",".join(facts[table].ddl for table in tables),
+            role=role_of(spec),
+            views=",".join(str(views.get(table, "")) for table in tables),
+        )
+
+    parts = {
+        name: Survey(
+            spec.parts[name],
+            relation,
+            known(definition_of(spec.parts[name]), [relation], relation.tables),
+            replace(version, kept=all(kept[table] for table in relation.tables)),
+            frozenset(views.keys() & set(relation.tables)),
+        )
+        for name, relation in relations.items()
+    }
+    main = next(iter(parts.values()))
+    if not spec.tables:
+        return main
+    whole = known(definition_of(spec), list(relations.values()), tables)
+    return Survey(spec, main.relation, whole, replace(version, kept=all(kept.values())), frozenset(views), parts)
 
 
 def definition_of(spec: ExtractSpec) -> str:
@@ -153,6 +187,10 @@ def definition_of(spec: ExtractSpec) -> str:
 
 def definition_fields(spec: ExtractSpec) -> dict[str, Any]:
     """Everything in the spec that decides which rows the extract shows and how they are kept."""
+    if spec.tables and spec.delivery != "trigger":
+        parts = {name: definition_fields(part) for name, part in spec.parts.items()}
+        relationships, *_ = (part.pop("relationships", ()) for part in list(parts.values()))
+        return {"tables": parts, "relationships": relationships}
     value = asdict(spec) | {"source": spec.main_table, "watermark": spec.changes.watermark}
     # The permissions to create and to replace do not change the rows, nor does the way to publish.
     ignored = ("create", "replace", "publish_job_mb")
@@ -163,7 +201,9 @@ def definition_fields(spec: ExtractSpec) -> dict[str, Any]:
     # Tableau decides what a triggered refresh shows: only the watched tables and the datasource count here.
     triggered = spec.delivery == "trigger"
     names = ["source", "watch", "datasource"] if triggered else ["source", "columns", "row_key", "slices", "watermark"]
-    return {name: value[name] for name in [*names, *(["query"] if spec.query else [])]}
+    # How tables refer to each other is declared in the file of all of them.
+    more = [*(["query"] if spec.query else []), *(["relationships"] if spec.relationships and not triggered else [])]
+    return {name: value[name] for name in [*names, *more]}
 
 
 def role_of(spec: ExtractSpec) -> str:
@@ -266,26 +306,127 @@ def watch_tables(
 # The stage
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A table of the extract: its source columns, if they are fewer than the source's, and its own names of them."""
+
+    columns: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    # Where it is in the Hyper file; None where that holds only one.
+    table: TableId | None = None
+    # Columns that the relationships of a file without a document need without NULL.
+    not_null: frozenset[str] = frozenset()
+
+    def shape(self, relation: Relation) -> ExtractShape:
+        """Return how the rows of the relation are laid out."""
+        key, loose = tuple(column.name for column in relation.key), relation.unrepeatable
+        # As the relation writes them.
+        not_null = frozenset(column.name for column in relation.columns if column.name in self.not_null)
+        return ExtractShape(relation.columns, key, relation.slices, self.names, loose, self.table, not_null)
+
+
 def survey(context: RefreshContext, looked: Looked) -> Survey:
     """Look at the source: what the extract shows, whether it fits the datasource, and a quiet version to pin."""
     confirmed = looked.confirmed
     settled = Settled(confirmed.known.token, SourceVersion.parse(confirmed.source_version)) if confirmed else None
+    if not looked.has_tables_of(context.spec):
+        settled = None
     with explaining_lost_lease(context), context.stages.timed("survey"), context.snowflake.kept_open():
-        columns = extract_columns(context, looked)
+        layouts = extract_layouts(context, looked)
         surveyed = survey_source(
             context.spec,
             context.snowflake,
-            columns=columns,
+            columns={table: layout.columns for table, layout in layouts.items()},
             settled=settled,
             # A plan changes nothing, not even for other extracts.
             shared=context.shared if context.lease is not None else None,
             log=context.log,
         )
-        _check_stored_key(context, looked, surveyed)
+        if context.spec.tables:
+            check_related_columns(
+                context.spec, {name: surveyed.of(name).relation.columns for name in context.spec.parts}
+            )
+        _check_stored_key(context, looked, surveyed, layouts)
         return surveyed
 
 
-def extract_columns(context: RefreshContext, looked: Looked) -> tuple[str, ...]:
+def extract_layouts(context: RefreshContext, looked: Looked) -> dict[str, Layout]:
+    """Return how the tables of the extract are laid out; raise if the datasource does not fit the spec."""
+    if context.spec.tables:
+        return _layouts_of_tables(context, looked)
+    columns = _extract_columns(context, looked)
+    shell, _ = server_package(context, looked)
+    if shell is None:
+        return {"": Layout(columns)}
+    package = read_package(shell)
+    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
+    return {"": Layout(columns, names)}
+
+
+def _layouts_of_tables(context: RefreshContext, looked: Looked) -> dict[str, Layout]:
+    """Return how several tables are laid out: as in the datasource that people built, else as the spec names them."""
+    spec, access = context.spec, context.snowflake
+    known: dict[str, Sequence[str]] = {}
+    for name, part in spec.parts.items():
+        if part.query is None:
+            known[name] = column_names(access, TableName.parse(part.source))
+            check_columns(part, known[name])
+        else:
+            known[name] = [column.name for column in relation_of(part, access).columns]
+    shell, hyper = server_package(context, looked)
+    refuse_document(spec, shell, looked.server.datasource)
+    if shell is None:
+        referred = referred_columns(spec)
+        layouts = {
+            name: Layout(
+                part.columns,
+                table=(EXTRACT_SCHEMA, name),
+                not_null=frozenset(
+                    column if column in known[name] else column.upper() for column in referred.get(name, ())
+                ),
+            )
+            for name, part in spec.parts.items()
+        }
+        check_declarable(spec)
+        _check_tables_replaceable(context, looked, hyper, layouts, known)
+        return layouts
+    assert looked.server.datasource is not None, "a shell is downloaded from there"
+    assert hyper is not None, "downloaded with the shell"
+    matched = match_document(spec, shell, known, datasource=looked.server.datasource.shown, tables=describe_all(hyper))
+    return {
+        name: Layout(tuple(column for column in known[name] if column in table.names), table.names, table.id)
+        for name, table in matched.items()
+    }
+
+
+def _check_tables_replaceable(
+    context: RefreshContext,
+    looked: Looked,
+    hyper: Path | None,
+    layouts: Mapping[str, Layout],
+    known: Mapping[str, Sequence[str]],
+) -> None:
+    """Raise if the published Hyper file has other tables or columns: somebody may need it."""
+    if context.spec.datasource.replace or hyper is None or not _may_be_anybodys(looked, hyper):
+        return
+    assert looked.server.datasource is not None, "the file is downloaded from there"
+    published = [
+        f"{table.name}.{column.name}"
+        for table in describe_all(hyper)
+        for column in table.columns
+        if column.name != PURGE_KEY
+    ]
+    own = [
+        f"{name}.{column if column in known[name] else column.upper()}"
+        for name, layout in layouts.items()
+        for column in layout.columns or known[name]
+    ]
+    check_replaceable(
+        context.spec.name, looked.server.datasource.shown, published_columns=published, extract_columns=own
+    )
+
+
+def _extract_columns(context: RefreshContext, looked: Looked) -> tuple[str, ...]:
     """Return the columns that the extract has: the datasource's own if people built it, else the spec's, else none: all."""
     spec, access = context.spec, context.snowflake
     if spec.query is not None:
@@ -361,7 +502,7 @@ def _check_increment(spec: ExtractSpec, package: Package, hyper: Path | None) ->
         needed_increment(spec.name, package, hyper)
 
 
-def _check_stored_key(context: RefreshContext, looked: Looked, surveyed: Survey) -> None:
+def _check_stored_key(context: RefreshContext, looked: Looked, surveyed: Survey, layouts: Mapping[str, Layout]) -> None:
     """Raise ExtractError before the first load into an extract whose own types cannot tell the keys apart."""
     confirmed = looked.confirmed
     if confirmed is not None and confirmed.known.definition == surveyed.known.definition:
@@ -369,19 +510,8 @@ def _check_stored_key(context: RefreshContext, looked: Looked, surveyed: Survey)
     shell, hyper = server_package(context, looked)
     if shell is None or hyper is None:
         return
-    stored = {column.name: column for column in describe(hyper).columns}
-    names = extract_shape(surveyed.relation, shell).names
-    for column in surveyed.relation.key:
-        if key := stored.get(names.get(column.name, column.name)):
-            check_key(column, key)
-
-
-def extract_shape(relation: Relation, shell: Path | None) -> ExtractShape:
-    """Return how the extract is laid out: by the source's names, or by those of the package that people built."""
-    key = tuple(column.name for column in relation.key)
-    loose = relation.unrepeatable
-    if shell is None:
-        return ExtractShape(relation.columns, key, relation.slices, loose=loose)
-    package = read_package(shell)
-    names = package.hyper_names or {record.remote_name: record.remote_name for record in package.columns}
-    return ExtractShape(relation.columns, key, relation.slices, names, loose)
+    for name, layout in layouts.items():
+        stored = {column.name: column for column in describe(hyper, layout.table).columns}
+        for column in surveyed.of(name).relation.key:
+            if key := stored.get(layout.names.get(column.name, column.name)):
+                check_key(column, key)

@@ -5,6 +5,7 @@ Always at the extract's own source version, never "now": a delay is no drift.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.change_set import NO_SLICE_KEY, ROWS, ChangeSet, parts_of, slice_label
+from tir_dagster.changes.change_set import NO_SLICE_KEY, ROWS, ChangeSet, parts_of, place_label, place_of, slice_label
 from tir_dagster.changes.relation import Dimension, Relation, relation_of
 from tir_dagster.changes.ties import open_order
-from tir_dagster.errors import EQUALS_SOURCE, TirError, VerificationError
+from tir_dagster.errors import EQUALS_SOURCE, ExtractError, TirError, VerificationError
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.content import (
     Prints,
     bring_forward,
-    content_digests,
     content_fingerprints,
     content_sums,
     purged_sums,
@@ -31,11 +31,11 @@ from tir_dagster.hyper.content import (
 from tir_dagster.hyper.differences import RowDifferences, find_row_differences
 from tir_dagster.hyper.fingerprints import different_slices
 from tir_dagster.hyper.hyperfile import odd_keys
-from tir_dagster.hyper.payload import row_digest
 from tir_dagster.hyper.replace import ExtractShape, replaced_rows, staged_keys
 from tir_dagster.measuring import moved, waiting_for
 from tir_dagster.refresh.context import RefreshContext, remove, shape_of
 from tir_dagster.refresh.datasource import fetch_shell, look_at_server
+from tir_dagster.refresh.server_content import same_rows, version_digests
 from tir_dagster.refresh.state.records import Confirmation
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.survey import readable_version
@@ -113,18 +113,18 @@ def verify_slices(
     shape: ExtractShape,
     table_sql: str,
     query: Callable[[str], list[tuple[Any, ...]]],
+    table: str = "",
 ) -> None:
     """Raise if whole slices differ from the source at the same version (L2)."""
     if different := compare_slices(extract, slices, shape=shape, table_sql=table_sql, query=query):
         first, lines = next(iter(different.items()))
+        where = f"{table} in " if table else ""
         raise VerificationError(
-            f"{name}: the new extract differs from the source in {len(different)} slices, in "
+            f"{name}: the new extract differs from the source in {where}{len(different)} slices, in "
             f"{first or 'rows without a slice'} for example: {'; '.join(lines[:3])}. Nothing was published. The next refresh "
             "replaces these slices, and loads everything if that does not help; if that differs too, report it.",
             check=EQUALS_SOURCE,
-            slices={
-                slice_label(slice_name or NO_SLICE_KEY): differences for slice_name, differences in different.items()
-            },
+            slices={place_label(table, slice_name): differences for slice_name, differences in different.items()},
         )
 
 
@@ -136,8 +136,36 @@ def slices_in_turn(verified: Mapping[str, str], present: Iterable[str], count: i
 # The stage
 
 
+@dataclass(frozen=True)
+class VerifiedTable:
+    """The sums of a table's whole content, the slices that were compared with the source, and rows with odd keys."""
+
+    sums: Prints
+    compared: dict[str, str]
+    odd_keys: tuple[int, int] | None
+
+
+def verify_table(
+    context: RefreshContext,
+    extract: Path,
+    change_set: ChangeSet,
+    base: Version | None,
+    relation: Relation,
+    shape: ExtractShape,
+    folder: Path,
+) -> VerifiedTable:
+    """Verify what was replaced in a table (L1), and whole slices in turn (L2); `folder` has its staged files."""
+    if change_set.decision == "none" and base is not None:
+        # It is as it was.
+        odd = base.manifest["odd_keys"]
+        return VerifiedTable(sums_from_json(base.manifest["content_sums"]), {}, tuple(odd) if odd else None)
+    sums = verify_content(extract, change_set, base, shape, folder)
+    compared = verify_turn(context, extract, change_set, base, relation, shape, sums)
+    return VerifiedTable(sums, compared, count_odd_keys(extract, change_set, base, shape))
+
+
 def verify_content(
-    context: RefreshContext, extract: Path, change_set: ChangeSet, base: Version | None, shape: ExtractShape
+    extract: Path, change_set: ChangeSet, base: Version | None, shape: ExtractShape, folder: Path
 ) -> Prints:
     """Verify what was replaced (L1); return the sums of the whole content, brought forward from the base's."""
     if change_set.decision == "full" or base is None:
@@ -145,7 +173,6 @@ def verify_content(
         verify_loaded(sums, change_set)
         moved(rows=sum(slice_rows(sums).values()))
         return sums
-    folder = context.change_sets.path(change_set.id)
     appended = verify_replaced(extract, change_set, folder, shape)
     moved(rows=change_set.rows)
     # Versions and change sets of earlier releases have no sums, or have them over other columns.
@@ -168,7 +195,7 @@ def count_odd_keys(
         return None
     if base is not None and change_set.odd_keys is not None and base.manifest.get("odd_keys") == [0, 0]:
         return change_set.odd_keys
-    return odd_keys(extract, shape.key, shape.columns, names=shape.names or None)
+    return odd_keys(extract, shape.key, shape.columns, names=shape.names or None, table_id=shape.table)
 
 
 def comparable_version(
@@ -260,6 +287,7 @@ def verify_turn(
             shape=shape,
             table_sql=relation.from_clause(pinned),
             query=context.snowflake.query,
+            table=context.spec.table,
         )
     except SnowflakeError as error:
         if error.errno not in BEYOND_TIME_TRAVEL:
@@ -288,20 +316,18 @@ class Finding:
 
 
 class Verification:
-    """The published version of one extract, with everything it is compared with."""
+    """A table of the published version, or its only one, with everything it is compared with."""
 
-    def __init__(self, context: RefreshContext, confirmed: Confirmation, extract: Path | None = None) -> None:
+    def __init__(
+        self, context: RefreshContext, confirmed: Confirmation, version: Version, extract: Path | None = None
+    ) -> None:
         self._context = context
         self._confirmed = confirmed
         self._name = context.spec.name
-        self._version: Version = context.versions.get(confirmed.version)
-        self._shape: ExtractShape = shape_of(self._version)
+        self._version = version
+        self._shape: ExtractShape = shape_of(version)
         # Another file that should hold the version's rows, such as the server's.
-        self._extract = extract or self._version.extract
-
-    @property
-    def version(self) -> Version:
-        return self._version
+        self._extract = extract or version.extract
 
     @property
     def shape(self) -> ExtractShape:
@@ -310,7 +336,8 @@ class Verification:
     def due_slices(self, count: int) -> list[str | None]:
         """Return the slices that the last refresh touched, and as many of those that were longest not compared."""
         manifest, entries = self._version.manifest, self._context.history.entries()
-        change_set = next((entry.change_set for entry in entries if entry.version == self._version.id), None)
+        entry = next((entry for entry in entries if entry.version == self._version.id), None)
+        change_set = entry.of(self._context.spec.table).change_set if entry else None
         touched = [
             name
             for name in (change_set.touched if change_set else ())
@@ -371,52 +398,18 @@ class Verification:
 
     def _repair(self, names: Sequence[str]) -> str:
         dated = [name for name in names if name != slice_label(NO_SLICE_KEY)]
-        if self._shape.slices.by == "none" or not dated:
+        if self._shape.slices.by == "none" or not dated or self._context.spec.table:
             return f"The next refresh replaces them; at once: tir refresh {self._name}."
         span = ",".join(dated) if self._shape.slices.by == "value" else f"{dated[0]}..{dated[-1]}"
         return f"The next refresh replaces them; at once: tir refresh {self._name} --slices {span}."
-
-    def server_holds_it(self) -> Finding:
-        """Download what the server holds, and compare it with what was confirmed."""
-        with self.server_file() as hyper:
-            return self.held_by_server(hyper)
-
-    @contextmanager
-    def server_file(self) -> Iterator[Path | None]:
-        """Give the Hyper file that the server holds; None if the datasource is gone."""
-        context = self._context
-        folder = context.work / "verify"
-        try:
-            hyper = None
-            with TableauClient(context.tableau) as client:
-                datasource = look_at_server(client, context.spec).datasource
-                if datasource is not None:
-                    _, hyper = fetch_shell(client, datasource, folder)
-            yield hyper
-        finally:
-            remove(folder)
-
-    def held_by_server(self, hyper: Path | None) -> Finding:
-        """Compare the server's file with what was confirmed."""
-        if hyper is None:
-            return Finding(False, f"The datasource {self._context.spec.datasource.name!r} is gone. Refresh again.")
-        if self._holds(hyper):
-            return Finding(True, "The server holds what was confirmed.")
-        sentence = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
-        return Finding(False, f"{sentence} tir refresh {self._name}.")
-
-    def _holds(self, hyper: Path) -> bool:
-        if self._confirmed.fingerprint not in content_digests(content_fingerprints(hyper, self._shape), self._shape):
-            return False
-        # Rows of patches were not read back, so they are compared exactly; Tableau itself may write equal values differently.
-        exact = self._context.spec.delivery == "patch"
-        return not exact or row_digest(hyper, self._shape) == row_digest(self._version.extract, self._shape)
 
     def unique_row_key(self, *, known: bool = False) -> Finding:
         """Whether every row of the extract has a key of its own; `known`: as the refresh counted them."""
         counts = self._version.manifest.get("odd_keys") if known else None
         nulls, repeated = counts or odd_keys(
-            self._version.extract, self._shape.key, self._shape.columns, names=self._shape.names or None
+            *(self._version.extract, self._shape.key, self._shape.columns),
+            names=self._shape.names or None,
+            table_id=self._shape.table,
         )
         counted = {"tir/null_keys": nulls, "tir/repeated_keys": repeated}
         names = ", ".join(self._shape.key)
@@ -471,6 +464,111 @@ class Verification:
     def _relation(self) -> Relation:
         names = [column.name for column in self._shape.columns]
         return relation_of(self._context.spec, self._context.snowflake, columns=names)
+
+
+class ExtractVerification:
+    """The published version of one extract: each of its tables, and what the server holds of them."""
+
+    def __init__(self, context: RefreshContext, confirmed: Confirmation, extract: Path | None = None) -> None:
+        self._context = context
+        self._confirmed = confirmed
+        self._name = context.spec.name
+        self._version: Version = context.versions.get(confirmed.version)
+        if set(self._version.tables) != set(context.spec.parts):
+            raise ExtractError(
+                f"{self._name}: the spec declares other tables than version {self._version.id} has. Run tir refresh {self._name}."
+            )
+        self.tables = {
+            table: Verification(context.of(table), confirmed.of(table), self._version.of(table), extract)
+            for table in context.spec.parts
+        }
+
+    @property
+    def version(self) -> Version:
+        return self._version
+
+    def due_slices(self, count: int) -> dict[str, list[str | None]]:
+        """Return the slices of each table that the last refresh touched, and as many of those that were longest not compared."""
+        return {table: part.due_slices(count) for table, part in self.tables.items()}
+
+    def equals_source(self, only: Mapping[str, Collection[str | None]] | None = None) -> Finding:
+        """Compare every slice of the local version, or some, with the source at the version's own moment."""
+        return self._together(lambda table, part: part.equals_source(None if only is None else only[table]))
+
+    def differing_rows(self, labels: Iterable[str]) -> dict[str, RowDifferences]:
+        """Return the keys and rows that differ in the slices of these labels, by table."""
+        places: dict[str, list[str | None]] = {}
+        for label in labels:
+            table, name = place_of(label, self.tables)
+            places.setdefault(table, []).append(name)
+        return {table: self.tables[table].differing_rows(slices) for table, slices in places.items()}
+
+    def unique_row_key(self, *, known: bool = False) -> Finding:
+        """Whether every row has a key of its own; `known`: as the refresh counted them."""
+        return self._together(lambda _, part: part.unique_row_key(known=known) if part.shape.key else None)
+
+    def mandatory_joins(self) -> Finding:
+        """Whether inner joins of queries hide rows whose partner is missing."""
+        parts = self._context.spec.parts
+        return self._together(lambda table, part: part.mandatory_joins() if parts[table].query is not None else None)
+
+    def _together(self, check: Callable[[str, Verification], Finding | None]) -> Finding:
+        """Return the findings of all tables as one."""
+        findings = {table: finding for table, part in self.tables.items() if (finding := check(table, part))}
+        if list(findings) == [""]:
+            return findings[""]
+        counted: Counter[str] = Counter()
+        for finding in findings.values():
+            counted.update(finding.counted)
+        failed = [finding for finding in findings.values() if not finding.passed]
+        return Finding(
+            not failed,
+            " ".join(f"{table}: {finding.sentence}" for table, finding in findings.items()),
+            # What differs counts, whatever else could not be compared.
+            open=bool(failed) and all(finding.open for finding in failed),
+            slices={
+                place_label(table, place_of(label, ())[1]): lines
+                for table, finding in findings.items()
+                for label, lines in finding.slices.items()
+            },
+            counted=dict(counted),
+        )
+
+    def server_holds_it(self) -> Finding:
+        """Download what the server holds, and compare it with what was confirmed."""
+        with self.server_file() as hyper:
+            return self.held_by_server(hyper)
+
+    @contextmanager
+    def server_file(self) -> Iterator[Path | None]:
+        """Give the Hyper file that the server holds; None if the datasource is gone."""
+        context = self._context
+        folder = context.work / "verify"
+        try:
+            hyper = None
+            with TableauClient(context.tableau) as client:
+                datasource = look_at_server(client, context.spec).datasource
+                if datasource is not None:
+                    _, hyper = fetch_shell(client, datasource, folder, several=bool(context.spec.tables))
+            yield hyper
+        finally:
+            remove(folder)
+
+    def held_by_server(self, hyper: Path | None) -> Finding:
+        """Compare the server's file with what was confirmed."""
+        if hyper is None:
+            return Finding(False, f"The datasource {self._context.spec.datasource.name!r} is gone. Refresh again.")
+        if self._holds(hyper):
+            return Finding(True, "The server holds what was confirmed.")
+        sentence = "The server holds other rows than were confirmed. The next refresh loads everything; at once:"
+        return Finding(False, f"{sentence} tir refresh {self._name}.")
+
+    def _holds(self, hyper: Path) -> bool:
+        if self._confirmed.fingerprint not in version_digests(hyper, self._version):
+            return False
+        # Rows of patches were not read back, so they are compared exactly; Tableau itself may write equal values differently.
+        exact = self._context.spec.delivery == "patch"
+        return not exact or same_rows(hyper, self._version)
 
 
 def _pairs(dimension: Dimension) -> Iterator[tuple[str, str]]:

@@ -101,10 +101,16 @@ def parse_value(column: Column, text: str) -> Any:
         raise SpecError(f"{text!r} is not a value of {column.name}, which is of type {column.kind.value}.") from None
 
 
-def why_key(context: RefreshContext, shape: ExtractShape, key: tuple[Any, ...]) -> Iterator[KeyChange]:
-    """Yield what refreshes did to the rows of the key, the newest first; refreshes that left them alone are skipped."""
-    kept = {version.id: version for version in context.versions.versions()}
-    for entry in context.history.entries():
+def why_key(
+    context: RefreshContext, shape: ExtractShape, key: tuple[Any, ...], *, table: str = ""
+) -> Iterator[KeyChange]:
+    """Yield what refreshes did to the rows of the key, the newest first; refreshes that left them alone are skipped.
+
+    `table` names one of several tables of the extract.
+    """
+    kept = {version.id: version.of(table) for version in context.versions.versions() if table in version.tables}
+    for whole in context.history.entries():
+        entry = whole.of(table)
         change = _change(entry, kept, shape, key)
         is_touched = change.before != () or change.after != ()
         if is_touched and change.kind != "written again":
@@ -127,7 +133,8 @@ def _change(entry: HistoryEntry, kept: Mapping[str, Version], shape: ExtractShap
 def _held(version: Version | None, shape: ExtractShape, key: tuple[Any, ...]) -> tuple[Row, ...] | None:
     if version is None or shape_of(version).columns != shape.columns:
         return None
-    return tuple(rows_of_key(version.extract, shape.columns, shape.key, key, names=shape.names or None))
+    names = shape.names or None
+    return tuple(rows_of_key(version.extract, shape.columns, shape.key, key, names=names, table_id=shape.table))
 
 
 def current_rows(version: Version, key: tuple[Any, ...]) -> tuple[Row, ...]:
@@ -170,10 +177,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def why_slice(
-    context: RefreshContext, shape: ExtractShape, name: str, column: str | None = None
+    context: RefreshContext, shape: ExtractShape, name: str, column: str | None = None, *, table: str = ""
 ) -> Iterator[SliceChange]:
     """Yield what refreshes did to the slice, the newest first."""
-    for entry in context.history.entries():
+    for whole in context.history.entries():
+        entry = whole.of(table)
         if entry.change_set is None:
             yield SliceChange(entry, None, int(entry.manifest["slice_rows"].get(name, 0)))
             continue

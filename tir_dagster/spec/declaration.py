@@ -47,9 +47,10 @@ class Declaration:
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         json_schema = handler(schema)
         described = handler.resolve_ref_schema(json_schema)
-        for name, other in cls.replaceable:
+        for name in dict(cls.replaceable):
+            others = [other for replaced, other in cls.replaceable if replaced == name]
             described["required"].remove(name)
-            described["anyOf"] = [{"required": [name]}, {"required": [other]}]
+            described["anyOf"] = [{"required": [alternative]} for alternative in (name, *others)]
         # Pydantic can read the texts, too, but then does so for every read of a spec, which takes four times as long.
         with suppress(OSError):  # an installation without sources
             for base in (base for base in cls.__mro__ if issubclass(base, Declaration)):

@@ -5,135 +5,34 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
+
+from pydantic import Strict
 
 from tir_dagster.addresses import has_credentials
 from tir_dagster.errors import SpecError
-from tir_dagster.snowflake.names import TableName
 from tir_dagster.spec.alerts import Alerts
 from tir_dagster.spec.declaration import Declaration, Duration, Size, Texts
+from tir_dagster.spec.tables import (
+    KEY_NEEDED,
+    TABLE_FORM,
+    Changes,
+    ExtractTable,
+    Relationship,
+    RowSource,
+    Slices,
+    tables_problems,
+)
 
-KEY_NEEDED = "give a row key, or slices: without both, nothing smaller than the extract can be replaced"
 ASSETS = ("source_table", "changed_keys", "purged_extract", "published_datasource")
 
 _SHORTEST_JOB_SECONDS = 60
 _LARGEST_PATCH_MB = 100_000
 NAME_FORM = re.compile(r"^[a-z][a-z0-9_]*$")
-_STARTS = {"month": r"\d{4}-\d{2}(-01)?", "week": r"\d{4}-\d{2}-\d{2}", "day": r"\d{4}-\d{2}-\d{2}"}
-_PART = r'\s*(?:"(?:[^"]|"")+"|[A-Za-z_][A-Za-z0-9_$]*)\s*'
-TABLE_FORM = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
 _CRON_LIMITS = (59, 23, 31, 12, 7)
-
-
-@dataclass(frozen=True)
-class Slices(Declaration):
-    """Coarse parts of the extract by a date or timestamp column, or by the values of another: the unit of backfill and verification."""
-
-    by: Literal["month", "week", "day", "value", "none"] = "none"
-    """What a slice is: a month, week or day of a column, or each of its values."""
-    column: str | None = None
-    """The column whose month, week, day or value a row belongs to."""
-    start: str | None = None
-    """The first month (YYYY-MM), week or day (YYYY-MM-DD); older rows still belong to the extract."""
-    zone: str = "UTC"
-    """The time zone of the slices, such as Europe/Berlin."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        if self.by == "none":
-            if self.column:
-                yield "by", "say how to slice: month, week, day or value"
-            return
-        if not self.column:
-            kind = "column" if self.by == "value" else "date or timestamp column"
-            yield "column", f"name the {kind} whose {self.by} a row belongs to"
-        if self.by == "value":
-            if self.start:
-                yield "start", "slices by value have no first one; leave it out"
-        else:
-            yield from self._start_problems()
-        try:
-            ZoneInfo(self.zone)
-        except (OSError, ValueError, KeyError):
-            yield "zone", f"{self.zone!r} is no time zone; use a name such as UTC or Europe/Berlin"
-
-    def _start_problems(self) -> Iterator[tuple[str, str]]:
-        first = self._first_day()
-        if first is None:
-            form = "YYYY-MM" if self.by == "month" else "YYYY-MM-DD"
-            yield "start", f"give the first {self.by} as {form}; older rows still belong to the extract"
-        elif first > (datetime.now(UTC) + timedelta(days=1)).date():
-            # One day of tolerance: in some time zone tomorrow has begun.
-            yield "start", f"{self.start} lies in the future; give the first {self.by} that has rows"
-
-    def _first_day(self) -> date | None:
-        """The start as a date; None for anything that is not one."""
-        if not self.start or not re.fullmatch(_STARTS[self.by], self.start):
-            return None
-        try:
-            return date.fromisoformat(f"{self.start}-01"[:10])
-        except ValueError:
-            return None
-
-
-Detector = Literal["diff", "watermark", "feed", "snapshot", "hint"]
-
-
-@dataclass(frozen=True)
-class TableChanges(Declaration):
-    """How changed rows of one table are found."""
-
-    detector: Detector | None = None
-    """Left out: by the watermark if there is one, else every row is compared. `snapshot` is the old name of `diff`."""
-    watermark: str | None = None
-    """The column that every change raises."""
-    look_back: Duration = 600.0
-    """How long before the last watermark to look again, for late commits."""
-    deletes: bool = True
-    """Find keys that left the source."""
-
-    @property
-    def by(self) -> Detector:
-        # `snapshot` is the old name of `diff`.
-        detector: Detector | None = "diff" if self.detector == "snapshot" else self.detector
-        return detector or ("watermark" if self.watermark else "diff")
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        if self.by == "watermark" and not self.watermark:
-            yield (
-                "watermark",
-                "name the column that every change raises, or choose another detector: feed, snapshot or hint",
-            )
-        if self.by != "watermark" and self.watermark:
-            yield "detector", f"{self.by} uses no watermark; leave one of the two out"
-
-
-@dataclass(frozen=True)
-class JoinedChanges(TableChanges):
-    """How changed rows of a joined table are found, and what a key means that it has more than once."""
-
-    duplicates: Literal["warn", "fail"] = "warn"
-    """Rows that refer to such a key are multiplied: warn of it, or fail."""
-
-
-@dataclass(frozen=True)
-class Changes(TableChanges):
-    """How changes are found: in the source, or in a query's first table; and in a query's further ones."""
-
-    tables: Mapping[str, JoinedChanges] = field(default_factory=dict)
-    """The same for the joined tables of a query, by DATABASE.SCHEMA.TABLE."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        yield from super().problems()
-        first_names: dict[TableName, str] = {}
-        for name in self.tables:
-            if not TABLE_FORM.fullmatch(name):
-                yield f"tables.{name}", "give the table as DATABASE.SCHEMA.TABLE"
-            elif (first_name := first_names.setdefault(TableName.parse(name), name)) != name:
-                yield f"tables.{name}", f"the same table as {first_name}; keep one of the two"
 
 
 @dataclass(frozen=True)
@@ -341,15 +240,15 @@ class Keep(Declaration):
 
 
 @dataclass(frozen=True)
-class ExtractSpec(Declaration):
+class ExtractSpec(RowSource, Declaration):
     """One extract: its source, its keys and slices, how changes are found, and where it is published."""
 
-    replaceable = (("source", "query"),)
+    replaceable = (("source", "query"), ("source", "tables"))
 
     name: str
     """Names the assets: lower-case letters, digits and underscores."""
     source: str
-    """One table as it is, DATABASE.SCHEMA.TABLE; or give a `query`."""
+    """One table as it is, DATABASE.SCHEMA.TABLE; or give a `query`, or `tables`."""
     datasource: Datasource
     query: str | None = None
     """A SELECT, instead of `source`."""
@@ -380,48 +279,42 @@ class ExtractSpec(Declaration):
     """Other keys for the assets, parts divided by slashes. A `source_table` named here is an asset of the project."""
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
     """Assets that fill the source, by their keys, parts divided by slashes: their partitions map onto slices."""
+    tables: Annotated[tuple[ExtractTable, ...], Strict(False)] = ()
+    """Several tables instead of one `source` or `query`, each with its own keys, slices and detector."""
+    relationships: Annotated[tuple[Relationship, ...], Strict(False)] = ()
+    """How the tables refer to each other."""
+
+    @property
+    def table(self) -> str:
+        """The name of the table, where this is one of several of an extract; empty for an extract of one."""
+        return ""
+
+    @cached_property
+    def parts(self) -> Mapping[str, ExtractSpec]:
+        """The tables as extracts of their own, the main one first; an extract of one table is its only part, without a name."""
+        if not self.tables:
+            return {"": self}
+        main = next((table for table in self.tables if table.main), self.tables[0])
+        ordered = (main, *(table for table in self.tables if table is not main))
+        return {table.name: TableSpec.of(self, table) for table in ordered}
 
     @property
     def main_table(self) -> str:
-        """The table that rows come from: the source, or the first table of the query; empty if the query cannot be read."""
-        if self.query is None or self.source:
-            return self.source
-        # Here and not above: SQL is parsed by a library that a plain table does not need.
-        from tir_dagster.snowflake.query import ViewError, tables_of
+        """The table that rows come from; of several tables, of the main one."""
+        return self.main.main_table if self.tables else super().main_table
 
-        with suppress(ViewError):
-            return str(next(iter(tables_of(self.query)), ""))
-        return ""
-
-    def _query_problems(self) -> Iterator[tuple[str, str]]:
-        from tir_dagster.snowflake.query import ViewError, tables_of
-
-        assert self.query is not None
-        try:
-            tables = {str(table) for table in tables_of(self.query)}
-        except ViewError as error:
-            yield "query", str(error).removeprefix("`query`").lstrip(",: ").rstrip(".")
-            return
-        if not tables:
-            yield "query", "it reads no table; select from one that an extract can follow"
-        elif self.source and self.source not in tables:
-            yield "source", "give a table as `source`, or a SELECT as `query`, not both"
-        if self.columns:
-            yield "columns", "a query names its columns itself"
-        for name in self.changes.tables:
-            if str(TableName.parse(name)) not in tables:
-                yield f"changes.tables.{name}", f"the query does not read it; it reads {', '.join(sorted(tables))}"
+    @property
+    def main(self) -> ExtractSpec:
+        """The extract, or its main table, whose slices are the partitions of the assets."""
+        return next(iter(self.parts.values()))
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not NAME_FORM.match(self.name):
             yield "name", "use lower-case letters, digits and underscores: it names the assets"
-        if self.query is not None:
-            yield from self._query_problems()
-        elif self.changes.tables:
-            yield "changes.tables", "only a `query` reads further tables"
-        elif not TABLE_FORM.fullmatch(self.source):
-            example = 'a part with small letters, spaces or points in double quotes: DATABASE.SCHEMA."My Table"'
-            yield "source", f"give the table as DATABASE.SCHEMA.TABLE, {example}"
+        if self.tables or self.relationships:
+            yield from self._tables_problems()
+        else:
+            yield from self.source_problems()
         if unfit := [table for table in self.watch if not TABLE_FORM.fullmatch(table)]:
             yield "watch", f"{', '.join(unfit)}: give tables as DATABASE.SCHEMA.TABLE"
         if self.watch and self.delivery != "trigger":
@@ -430,7 +323,7 @@ class ExtractSpec(Declaration):
             yield "datasource.schedule", "only the delivery `server` waits for a schedule"
         if self.delivery == "trigger":
             yield from self._trigger_problems()
-        if self.slices.by == "value" and self.automation == "condition":
+        if self.main.slices.by == "value" and self.automation == "condition":
             yield "automation", "conditions need slices by month, week or day, or none; use sensors for slices by value"
         for name, key in self.asset_keys.items():
             if name not in ASSETS:
@@ -438,10 +331,22 @@ class ExtractSpec(Declaration):
             elif not all(key.split("/")):
                 yield f"asset_keys.{name}", f"{key!r} has an empty part; write parts divided by single slashes"
         yield from self._upstream_problems()
-        # A query that aggregates needs no row key: its groups are the keys.
-        whole = not self.row_key and self.slices.by == "none" and self.query is None
-        if whole and self.delivery != "trigger":
+        if self.lacks_key and not self.tables and self.delivery != "trigger":
             yield "row_key", KEY_NEEDED
+
+    def _tables_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.tables:
+            yield "relationships", "only an extract of several `tables` has relationships"
+            return
+        for name in ("source", "query", "row_key", "columns", "slices", "changes"):
+            if getattr(self, name) != _EMPTY[name]:
+                yield name, "each of the `tables` has its own; give it there"
+        if self.delivery == "server":
+            yield (
+                "delivery",
+                "`server` goes on from one last value, and an extract of several tables has none that holds for all; choose `republish` or `patch`",
+            )
+        yield from tables_problems(self.tables, self.relationships, needs_keys=self.delivery != "trigger")
 
     def _upstream_problems(self) -> Iterator[tuple[str, str]]:
         for key, upstream in self.upstream.items():
@@ -450,9 +355,9 @@ class ExtractSpec(Declaration):
                 yield path, f"{key!r} has an empty part; write parts divided by single slashes"
             elif self.delivery == "trigger":
                 yield path, "the delivery `trigger` has no slices; name tables to watch in `watch`"
-            elif upstream.timed and self.slices.by in ("value", "none"):
+            elif upstream.timed and self.main.slices.by in ("value", "none"):
                 yield path, f"partitions by {upstream.partitions} map onto slices by month, week or day; here are none"
-            elif upstream.partitions == "value" and self.slices.by != "value":
+            elif upstream.partitions == "value" and self.main.slices.by != "value":
                 yield path, "partitions by value map onto slices by value; here are none"
 
     def _trigger_problems(self) -> Iterator[tuple[str, str]]:
@@ -461,6 +366,34 @@ class ExtractSpec(Declaration):
             yield "schedules.verify", "the delivery `trigger` keeps no version to verify; leave it out"
         if self.checks != Checks():
             yield "checks", "the delivery `trigger` keeps no version to check; leave them out"
+
+
+# Of an extract of several tables, what each of them says for itself.
+_EMPTY: dict[str, object] = {
+    "source": "",
+    "query": None,
+    "row_key": (),
+    "columns": (),
+    "slices": Slices(),
+    "changes": Changes(),
+}
+
+
+@dataclass(frozen=True)
+class TableSpec(ExtractSpec):
+    """One of several tables as an extract of its own: it shares all settings that are not the table's."""
+
+    table_name: str = ""
+
+    @staticmethod
+    def of(spec: ExtractSpec, table: ExtractTable) -> TableSpec:
+        own = {name: getattr(table, name) for name in _EMPTY}
+        shared = {field.name: getattr(spec, field.name) for field in fields(ExtractSpec)}
+        return TableSpec(**{**shared, **own, "tables": ()}, table_name=table.name)
+
+    @property
+    def table(self) -> str:
+        return self.table_name
 
 
 def check_columns(spec: ExtractSpec, source_columns: Sequence[str]) -> None:

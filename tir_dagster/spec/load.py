@@ -9,7 +9,8 @@ from typing import Literal
 
 from tir_dagster.spec.alerts import Alerts
 from tir_dagster.spec.declaration import Declaration, Duration, Texts
-from tir_dagster.spec.extract import NAME_FORM, TABLE_FORM, Snowflake
+from tir_dagster.spec.extract import NAME_FORM, Snowflake
+from tir_dagster.spec.tables import TABLE_FORM
 
 Mode = Literal["truncate", "append", "merge", "scd2"]
 _SCHEMES = re.compile(r"^(file:///|s3://[^/]+)")

@@ -19,10 +19,10 @@ from tir_dagster.changes.difference import ROW_MARK, SLICE_KEY, Difference, Forc
 from tir_dagster.changes.hints import And, Between, Equal, In, KeyList, Not, Or
 from tir_dagster.hyper.compare import comparing
 from tir_dagster.hyper.hyperfile import create_extract, create_like
-from tir_dagster.hyper.purge import replace_keys
 from tir_dagster.hyper.replace import ExtractShape
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
+from tir_dagster_tests.hyper.replacing import replace_keys
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
 MONTHS = SliceBy("DAY", "month")

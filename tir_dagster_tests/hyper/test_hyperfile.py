@@ -131,7 +131,7 @@ def test_a_rebuild_gives_space_back_and_changes_nothing_else(tmp_path: Path, ver
     )
     run(base, 'DELETE FROM "Extract"."Extract" WHERE "I d" > 1000')
     before = describe(base)
-    after = rebuild(base, tmp_path / "new.hyper")
+    (after,) = rebuild(base, tmp_path / "new.hyper")
     assert (after.columns, after.rows, after.file_version) == (before.columns, 1000, version)
     assert bag(tmp_path / "new.hyper") == bag(base)
     assert after.bytes < before.bytes / 4
@@ -163,13 +163,13 @@ def test_a_full_refresh_can_keep_the_table_and_the_types_of_another_extract(tmp_
 
 def test_an_extract_can_be_rebuilt_in_its_own_place(tmp_path: Path):
     create_extract(tmp_path / "e.hyper", COLUMNS, stage(tmp_path / "r.parquet", COLUMNS, [(1, "a")]))
-    assert rebuild(tmp_path / "e.hyper", tmp_path / "e.hyper").rows == 1
+    assert [table.rows for table in rebuild(tmp_path / "e.hyper", tmp_path / "e.hyper")] == [1]
     assert bag(tmp_path / "e.hyper") == {(1, "a"): 1}
 
 
 def test_a_rebuild_keeps_a_table_outside_the_extract_schema(tmp_path: Path):
     run(tmp_path / "b.hyper", "CREATE TABLE sales (a INT)", "INSERT INTO sales VALUES (1)", create=True)
-    after = rebuild(tmp_path / "b.hyper", tmp_path / "n.hyper")
+    (after,) = rebuild(tmp_path / "b.hyper", tmp_path / "n.hyper")
     assert (after.schema, after.name, after.rows) == ("public", "sales", 1)
 
 

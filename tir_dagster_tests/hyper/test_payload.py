@@ -25,8 +25,6 @@ from tir_dagster.hyper.content import content_digest, content_fingerprints
 from tir_dagster.hyper.engine import connect, quoted
 from tir_dagster.hyper.hyperfile import create_extract, describe
 from tir_dagster.hyper.payload import (
-    KEYS_TABLE,
-    ROWS_TABLE,
     Payload,
     carries_keys,
     needs_key_column,
@@ -35,7 +33,7 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.hyper.replace import ExtractShape, replace_change
+from tir_dagster.hyper.replace import ExtractShape, StagedChange, replace_change
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
@@ -88,23 +86,23 @@ class Case:
         """The base as it is published; whether its rows carry a key column."""
         self.keyed = needs_key_column(self.shape) or self.keyed
         if self.keyed:
-            with_key_column(self.base, self.server, self.shape)
+            with_key_column(self.base, self.server, [self.shape])
         else:
             self.server.write_bytes(self.base.read_bytes())
         return self.keyed
 
     def payloads(self, *, keyed: bool, most_bytes: int = LARGE) -> list[Payload]:
-        return write_payloads(
-            self.new, self.folder, self.change_set, self.folder, shape=self.shape, keyed=keyed, most_bytes=most_bytes
-        )
+        change = StagedChange(self.change_set, self.folder, self.shape)
+        return write_payloads(self.new, self.folder, [change], keyed=keyed, most_bytes=most_bytes)
 
     def apply(self, payload: Payload) -> None:
         """What a server does with a batch of ours."""
         with connect(self.server) as connection:
             connection.catalog.attach_database(str(payload.path), alias="p")
-            target = quoted("server", *payload.table)
-            keys, rows = (quoted("p", "Extract", name) for name in (KEYS_TABLE, ROWS_TABLE))
-            same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in payload.key_columns)
+            (part,) = payload.tables
+            target = quoted("server", *part.table)
+            keys, rows = (quoted("p", "Extract", name) for name in (part.keys, part.rows))
+            same = " AND ".join(f"k.{quoted(name)} = t.{quoted(name)}" for name in part.key_columns)
             connection.execute_command(
                 f"DELETE FROM {target} AS t WHERE EXISTS (SELECT 1 FROM {keys} AS k WHERE {same})"
             )
@@ -208,7 +206,7 @@ def test_a_digest_of_rows_tells_what_sums_do_not(tmp_path: Path):
     first, again, *others = [row_digest(path, shape) for path in extracts]
     assert first == again
     assert first not in others
-    with_key_column(extracts[0], tmp_path / "keyed.hyper", shape)
+    with_key_column(extracts[0], tmp_path / "keyed.hyper", [shape])
     assert row_digest(tmp_path / "keyed.hyper", shape) == first
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from tir_dagster.errors import ExtractError
 from tir_dagster.hyper.hyperfile import create_extract, describe
-from tir_dagster.hyper.purge import replace_keys, replace_slices
 from tir_dagster.hyper.slices import SliceRanges, SliceValues
 from tir_dagster.snowflake.columns import Column, Kind
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
+from tir_dagster_tests.hyper.replacing import replace_keys, replace_slices
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "REGION": "VARCHAR", "AMOUNT": "NUMBER(12,2)"})
 
@@ -221,9 +221,9 @@ def test_a_column_that_only_one_side_has_is_refused_by_name(tmp_path: Path, base
         replace_keys(base, base, key=["ID"], keys=[], rows=[], columns=more)
     with pytest.raises(ExtractError, match="The source has no column AMOUNT"):
         replace_keys(base, base, key=["ID"], keys=[], rows=[], columns=COLUMNS[:2])
-    with pytest.raises(ExtractError, match="rows are purged by NOWHERE"):
+    with pytest.raises(ExtractError, match="Rows are purged by NOWHERE"):
         replace_keys(base, base, key=["NOWHERE"], keys=[], rows=[], columns=COLUMNS)
-    with pytest.raises(ExtractError, match="no key was named"):
+    with pytest.raises(ExtractError, match="No key was named"):
         replace_keys(base, base, key=[], keys=[], rows=[], columns=COLUMNS)
 
 

@@ -18,7 +18,7 @@ from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, failed_
 from tir_dagster.orchestration.resources import environment_resources
 from tir_dagster.orchestration.sensing.sensors import Watch
 from tir_dagster.orchestration.translation import PARTS, extract_assets
-from tir_dagster.refresh.verify import Verification
+from tir_dagster.refresh.verify import ExtractVerification
 from tir_dagster.spec.extract import Checks, Upstream, Verify
 from tir_dagster_tests.orchestration.jobs import detect, events, refresh_tick, run, source_tick
 from tir_dagster_tests.orchestration.shown import Shown, prepare
@@ -309,7 +309,7 @@ def test_rows_that_a_mandatory_join_hides_are_counted(places, tmp_path, spark):
     shop.sql("INSERT INTO {s}.PRODUCTS VALUES (1, 'blue'), (1, 'red')")
     shop.sql("INSERT INTO {s}.SALES VALUES (10, 1), (11, NULL), (12, 2), (13, 2)")
     shop.refresh()
-    verification = Verification(shop.refresher.context, shop.confirmed)
+    verification = ExtractVerification(shop.refresher.context, shop.confirmed)
     assert verification.equals_source().passed
     joins = verification.mandatory_joins()
     assert not joins.passed

@@ -28,7 +28,8 @@ from tir_dagster.orchestration.partitions import (
     slices_to_add,
     slices_to_remove,
 )
-from tir_dagster.spec.extract import Datasource, ExtractSpec, Slices
+from tir_dagster.spec.extract import Datasource, ExtractSpec
+from tir_dagster.spec.tables import Slices
 
 MONTHS = Slices(by="month", column="ORDER_DATE", start="2025-01")
 CHANGED_KEYS = dg.AssetKey(["orders", "changed_keys"])

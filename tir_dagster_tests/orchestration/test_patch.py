@@ -18,7 +18,7 @@ from hypothesis import given
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import DatasourceError
 from tir_dagster.hyper.casts import PURGE_KEY
-from tir_dagster.refresh.verify import Verification
+from tir_dagster.refresh.verify import ExtractVerification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.hyper.helpers import run
 from tir_dagster_tests.orchestration.history import DATABASE, PROJECT, History, Layout
@@ -217,7 +217,7 @@ def test_rows_that_look_alike_in_sum_are_told_apart(prepared, spark, tmp_path, a
     assert before.manifest["fingerprint"] != now.manifest["fingerprint"]
     # Somebody goes back to what was there before.
     history.publish(before.extract)
-    assert not Verification(history.refresher.context, history.confirmed).server_holds_it().passed
+    assert not ExtractVerification(history.refresher.context, history.confirmed).server_holds_it().passed
     assert history.refresh().reason is Reason.FOREIGN_PUBLISH
     assert history.published_rows() == history.source_rows()
     # And into what was not confirmed yet somebody puts others.

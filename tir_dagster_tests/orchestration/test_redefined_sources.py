@@ -10,7 +10,7 @@ import pytest
 
 from tir_dagster.changes.plan import Reason
 from tir_dagster.errors import GuardError
-from tir_dagster.refresh.verify import Verification
+from tir_dagster.refresh.verify import ExtractVerification
 from tir_dagster_tests.conftest import hostile_defaults
 from tir_dagster_tests.orchestration.shown import Shown, prepare
 
@@ -116,7 +116,7 @@ def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(
     shop.sql("UPDATE {s}.PRODUCTS SET PRICE = 5 WHERE PRODUCT = 'P1'")
     assert shop.refresh().decision == "incremental"
     assert shop.published() == shop.expected()
-    assert Verification(shop.refresher.context, shop.confirmed).equals_source().passed
+    assert ExtractVerification(shop.refresher.context, shop.confirmed).equals_source().passed
 
     # A change between the survey and the end of the reading.
     looked = shop.refresher.look(shop.confirmed)
@@ -125,7 +125,7 @@ def test_a_table_without_time_travel_is_read_as_it_is_and_never_in_two_versions(
     plan = shop.refresher.plan(looked, surveyed, "full")
     with pytest.raises(GuardError, match=r"changed while it was read.*DATA_RETENTION_TIME_IN_DAYS is 0"):
         shop.refresher.detect(looked, surveyed, plan, ident="early", resync=[], allow_empty=True)
-    finding = Verification(shop.refresher.context, shop.confirmed).equals_source()
+    finding = ExtractVerification(shop.refresher.context, shop.confirmed).equals_source()
     assert (finding.passed, finding.open) == (False, True)
 
     # And one between the reading and the verification: what was read is what is published.
@@ -186,7 +186,7 @@ def test_rows_that_an_extract_keeps_by_its_spec_do_not_redefine_a_view(make):
         shop.sql(f"DELETE FROM {{s}}.PRODUCTS WHERE MARK = {mark - 2}")
         assert shop.refresh().decision == "incremental", "kept rows are no difference"
     assert len(shop.published()) == 4
-    assert Verification(shop.refresher.context, shop.confirmed).equals_source().passed
+    assert ExtractVerification(shop.refresher.context, shop.confirmed).equals_source().passed
 
 
 # Views that are created again, as dbt does it in each run; tables behind them that are

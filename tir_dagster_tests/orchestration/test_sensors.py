@@ -32,8 +32,8 @@ from tir_dagster.orchestration.sensing.sensors import (
 )
 from tir_dagster.refresh.state.call_budget import CallBudget
 from tir_dagster.refresh.state.hold import Hold, HoldFile
-from tir_dagster.spec.extract import Slices
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster.spec.tables import Slices
 from tir_dagster.tableau.calls import Budget
 from tir_dagster_tests.orchestration.confirmations import confirmation, moment
 from tir_dagster_tests.sandbox.tableau.helpers import Admin

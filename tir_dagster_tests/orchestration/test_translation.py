@@ -19,8 +19,9 @@ from tir_dagster.errors import SpecError
 from tir_dagster.orchestration.home import DAGSTER_YAML
 from tir_dagster.orchestration.names import pool_name
 from tir_dagster.orchestration.partitions import RANGE_END, RANGE_START, ManySlicesWarning
-from tir_dagster.spec.extract import ExtractSpec, Slices
+from tir_dagster.spec.extract import ExtractSpec
 from tir_dagster.spec.reading import spec_from_mapping
+from tir_dagster.spec.tables import Slices
 
 BASE = {
     "name": "orders",

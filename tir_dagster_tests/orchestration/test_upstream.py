@@ -16,8 +16,9 @@ from tir_dagster.orchestration.sensing.upstream import (
     slices_of_partition,
     upstream_changes,
 )
-from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
+from tir_dagster.spec.extract import ExtractSpec, Upstream
 from tir_dagster.spec.reading import parse_specs
+from tir_dagster.spec.tables import Slices
 
 SPEC = """\
 extracts:

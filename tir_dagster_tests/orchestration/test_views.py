@@ -18,7 +18,7 @@ from tir_dagster.hyper.content import content_sums, sums_to_json
 from tir_dagster.orchestration.metadata import slice_metadata
 from tir_dagster.refresh.context import shape_of
 from tir_dagster.refresh.survey import survey_source
-from tir_dagster.refresh.verify import Verification
+from tir_dagster.refresh.verify import ExtractVerification
 from tir_dagster_tests.conftest import Sandbox
 from tir_dagster_tests.orchestration.shop import DETAIL, TABLES, sell, stock
 from tir_dagster_tests.orchestration.shown import Shown, prepare
@@ -497,7 +497,7 @@ def test_where_rows_tie_every_row_is_read_and_verification_does_not_hold_one_rea
     assert rows_read(shop) == [4]
     products = Counter(row[2] for row in shop.published().elements())
     assert products == Counter({"str P1": 1, "str P2": 1, "str P4": 1, "str P6": 1})
-    finding = Verification(shop.refresher.context, shop.confirmed).equals_source()
+    finding = ExtractVerification(shop.refresher.context, shop.confirmed).equals_source()
     assert (finding.passed, "rows tie in ROW_NUMBER()" in finding.sentence) == (True, True)
 
 

@@ -65,13 +65,13 @@ class Extract:
                 workspace,
                 change_set,
                 change,
-                shape=SHAPE,
+                shapes={"": SHAPE},
                 base=base,
                 template=None,
                 rebuild_factor=99.0,
-                spare=apply.spare_file(self.store, base, change_set, change, SHAPE),
-            )
-            apply.keep_change(workspace, change_set, change, SHAPE)
+                spare=apply.spare_file(self.store, base, change_set, change, {"": SHAPE}),
+            )[""]
+            apply.keep_change(workspace, change_set, change, {"": SHAPE})
             self.version = self.store.commit(workspace, self._manifest(counts.after, base.id))
         if prune:
             self.store.prune(KEEP, protected={self.version.id})

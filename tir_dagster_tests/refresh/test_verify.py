@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,23 +140,21 @@ def test_a_file_that_was_loaded_anew_has_the_rows_that_were_read(tmp_path: Path)
 def test_what_the_detection_has_summed_up_is_not_read_again(tmp_path: Path):
     rows = [*ROWS, *((number, date(2024, 5, 1), "other") for number in range(10, 20))]
     base, target, change_set, change = replaced(tmp_path, rows)
-    context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
     manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
     expected = content_sums(target, KEYED)
     base.unlink()
 
-    assert verify_content(context, target, change_set, Version(1, tmp_path / "v", manifest), KEYED) == expected
+    assert verify_content(target, change_set, Version(1, tmp_path / "v", manifest), KEYED, change) == expected
 
 
 def test_of_another_base_the_rows_that_left_are_read(tmp_path: Path):
     base, target, change_set, change = replaced(tmp_path)
-    context: Any = SimpleNamespace(change_sets=SimpleNamespace(path=lambda _: change))
     manifest = {"content_sums": sums_to_json(content_sums(base, KEYED)), "shape": shape_to_json(KEYED)}
     (tmp_path / "v1").mkdir()
     base.rename(tmp_path / "v1" / "extract.hyper")
     wrong = replace(change_set, purged_digests={"2024-01": "5"})
 
-    sums = verify_content(context, target, wrong, Version(1, tmp_path / "v1", manifest), KEYED)
+    sums = verify_content(target, wrong, Version(1, tmp_path / "v1", manifest), KEYED, change)
 
     assert sums == content_sums(target, KEYED)
 

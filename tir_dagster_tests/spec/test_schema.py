@@ -117,4 +117,4 @@ def test_the_component_has_the_schema_of_an_extract(schema):
     component = TableauExtractComponent.get_model_cls().model_json_schema()
     extract = {name: value for name, value in component.items() if name != "$defs"}
     assert extract == json_schema()["$defs"]["ExtractSpec"]
-    assert extract["anyOf"] == [{"required": ["source"]}, {"required": ["query"]}]
+    assert extract["anyOf"] == [{"required": [name]} for name in ("source", "query", "tables")]

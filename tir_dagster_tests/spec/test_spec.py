@@ -8,8 +8,9 @@ import pytest
 
 from tir_dagster.errors import SpecError
 from tir_dagster.refresh.survey import definition_of
-from tir_dagster.spec.extract import Changes, ExtractSpec, Keep, check_columns
+from tir_dagster.spec.extract import ExtractSpec, Keep, check_columns
 from tir_dagster.spec.reading import load_specs, parse_specs, spec_from_mapping
+from tir_dagster.spec.tables import Changes
 from tir_dagster_tests.spec.sample import ALERTS, GOOD
 
 

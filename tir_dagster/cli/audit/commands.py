@@ -99,9 +99,18 @@ def history(extract: str, *, limit: int, as_json: bool) -> None:
     help="The row's key; repeat it for a key of several columns.",
 )
 @click.option("--slice", "slice_name", help="A slice instead of a row, such as 2026-03.")
+@click.option("--table", help="Of an extract of several tables: which one; left out, the main one.")
 @click.option("--column", help="Only this column; with --slice, how much refreshes added to its sum.")
 @AS_JSON
-def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: str | None, as_json: bool) -> None:
+def why(
+    extract: str,
+    *,
+    keys: tuple[str, ...],
+    slice_name: str | None,
+    table: str | None,
+    column: str | None,
+    as_json: bool,
+) -> None:
     """Tell why a row or a slice of EXTRACT looks as it does: which refreshes replaced it, from what to what, and what announced them.
 
     The rows that refreshes replaced are kept for `keep.history` days (default 30).
@@ -114,7 +123,7 @@ def why(extract: str, *, keys: tuple[str, ...], slice_name: str | None, column: 
         from tir_dagster.orchestration.home import dagster_instance
 
         with dagster_instance() as instance:
-            answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column)
+            answer = work.tell_why(spec, instance, keys=keys, slice_name=slice_name, column=column, table=table)
     click.echo(json.dumps(asdict(answer)) if as_json else "\n".join(work.why_lines(answer)))
 
 

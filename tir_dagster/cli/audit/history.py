@@ -22,6 +22,7 @@ from tir_dagster.orchestration.names import TOLD_BY_COMMAND, extract_keys
 from tir_dagster.refresh.context import RefreshContext, leased, refresh_context, shape_of
 from tir_dagster.refresh.deliveries.trigger import no_spark
 from tir_dagster.refresh.state.history import HistoryEntry
+from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.why import Row, current_rows, parse_key, why_key, why_slice
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.connection import SnowflakeAccess
@@ -104,7 +105,7 @@ def list_history(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int)
                 started_by=_starter(instance, event.run_id),
                 run_id=event.run_id,
                 slices_compared=_compared(manifest, verified.get(confirmation.version)),
-                slices=len(manifest["slice_rows"]) if "slice_rows" in manifest else None,
+                slices=_count(manifest, "slice_rows"),
                 kept_here=confirmation.version in kept,
                 revision=revision if revision in revisions else None,
                 published=place == 0,
@@ -115,9 +116,14 @@ def list_history(spec: ExtractSpec, instance: dg.DagsterInstance, *, limit: int)
 
 def _compared(manifest: Mapping[str, Any], verified: int | None) -> int | None:
     """Return how many slices were compared as a whole: when the version was made, or by a verification since then."""
-    if "compared" not in manifest:
-        return verified
-    return max(len(manifest["compared"]), verified or 0)
+    compared = _count(manifest, "compared")
+    return verified if compared is None else max(compared, verified or 0)
+
+
+def _count(manifest: Mapping[str, Any], name: str) -> int | None:
+    """Return how many slices there are, of all tables; None where it is not known."""
+    parts = (manifest.get("tables") or {"": manifest}).values()
+    return sum(len(part[name]) for part in parts) if all(name in part for part in parts) else None
 
 
 def _decision(entry: HistoryEntry | None) -> str:
@@ -223,11 +229,12 @@ def tell_why(
     keys: Sequence[str],
     slice_name: str | None,
     column: str | None,
+    table: str | None = None,
 ) -> Why:
     """Return what refreshes did to a row, or to a slice."""
     # Hyper opens a file for one process only: a refresh that begins meanwhile would fail.
     with leased(context_of(spec), "tir why", wait_seconds=LEASE_WAIT_SECONDS) as context:
-        return _tell_why(context, instance, keys=keys, slice_name=slice_name, column=column)
+        return _tell_why(context, instance, keys=keys, slice_name=slice_name, column=column, table=table)
 
 
 def _tell_why(
@@ -237,12 +244,14 @@ def _tell_why(
     keys: Sequence[str],
     slice_name: str | None,
     column: str | None,
+    table: str | None = None,
 ) -> Why:
     spec = context.spec
     confirmed = last_confirmation(instance, extract_keys(spec).published_datasource)
     version = context.known_version(confirmed.version) if confirmed else None
     if version is None:
         raise ExtractError(f"{spec.name}: no published version is kept here. Run tir refresh {spec.name}.")
+    version, table = _of_table(spec, version, table)
     shape = shape_of(version)
     if column is not None:
         names = {name.upper(): name for name in (c.name for c in shape.columns)}
@@ -268,12 +277,13 @@ def _tell_why(
                 rows_added=change.appended,
                 sum_change=None if change.sum_change is None else f"{change.sum_change:+f}",
             )
-            for change in why_slice(context, shape, key, column)
+            for change in why_slice(context, shape, key, column, table=table)
         ]
-        return Why(spec.name, f"slice {slice_name}", steps, None, oldest, column, known)
+        subject = f"{table and f'{table}, '}slice {slice_name}"
+        return Why(spec.name, subject, steps, None, oldest, column, known)
     values = parse_key(shape, keys)
     steps = []
-    for change in why_key(context, shape, values):
+    for change in why_key(context, shape, values, table=table):
         if column is not None and change.kind == "changed" and column not in change.changed_columns:
             continue
         before, after = (
@@ -285,8 +295,21 @@ def _tell_why(
             if change.before and change.after and (column is None or name == column)
         }
         steps.append(_step(change.entry, change.kind, changes=changes, before=before, after=after))
-    subject = shown_key(shape.key, values)
+    subject = f"{table and f'{table}, '}{shown_key(shape.key, values)}"
     return Why(spec.name, subject, steps, [_texts(row) for row in current_rows(version, values)], oldest, column, known)
+
+
+def _of_table(spec: ExtractSpec, version: Version, table: str | None) -> tuple[Version, str]:
+    """Return the version as one of the named table, and the table's name; the main one if none is named."""
+    if table is None:
+        table = version.tables[0]
+    known = next((name for name in version.tables if name and name.casefold() == table.casefold()), "")
+    if table and not known:
+        has = (
+            f"It has {', '.join(version.tables)}." if version.tables != ("",) else "It has only one: leave --table out."
+        )
+        raise SpecError(f"{spec.name} has no table {table!r}. {has}")
+    return version.of(known), known
 
 
 def _step(entry: HistoryEntry, what: str, **fields: Any) -> WhyStep:

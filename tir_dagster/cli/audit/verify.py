@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from tir_dagster.alerts.text import one_line, shortened
-from tir_dagster.changes.change_set import NO_SLICE_KEY, slice_label
+from tir_dagster.changes.change_set import place_label
 from tir_dagster.cli.audit.rollback import roll_back
 from tir_dagster.cli.refresh import LEASE_WAIT_SECONDS, Command
 from tir_dagster.errors import EQUALS_SOURCE, SERVER_HOLDS_IT, ExtractError, TirError
@@ -20,7 +20,7 @@ from tir_dagster.orchestration.metadata import confirmations, last_confirmation
 from tir_dagster.refresh.context import RefreshContext, leased
 from tir_dagster.refresh.state.hold import HeldError
 from tir_dagster.refresh.state.records import Confirmation
-from tir_dagster.refresh.verify import Finding, Verification, not_verified
+from tir_dagster.refresh.verify import ExtractVerification, Finding, Verification, not_verified
 from tir_dagster.refresh.why import why_key
 
 # Rows that are named; all are counted.
@@ -118,9 +118,9 @@ def _verify(
     server: bool,
     progress: Callable[[str], None],
 ) -> VerifyOutcome:
-    verification = Verification(context, confirmed)
+    verification = ExtractVerification(context, confirmed)
     only = None if all_slices else verification.due_slices(_IN_TURN)
-    count = "all slices" if only is None else f"{len(only)} slices"
+    count = "all slices" if only is None else f"{sum(map(len, only.values()))} slices"
     progress(f"comparing {count} of version {confirmed.version} with the source at {confirmed.source_version}")
     finding = _finding(lambda: verification.equals_source(only))
     outcome = VerifyOutcome(command.spec.name, confirmed.version, confirmed.source_version, sentence=finding.sentence)
@@ -149,13 +149,13 @@ def _verify(
 def _with_known(instance: dg.DagsterInstance, command: Command, confirmed: Confirmation, finding: Finding) -> Finding:
     """Return the finding with the slices that an earlier verification of this version found."""
     drift = known_drift(instance, command.keys, confirmed)
-    known = [slice_label(name or NO_SLICE_KEY) for name in drift.slices] if drift else []
+    known = drift.labels if drift else ()
     return replace(finding, slices={**{label: ["found earlier"] for label in known}, **finding.slices})
 
 
 def _on_server(
     outcome: VerifyOutcome,
-    verification: Verification,
+    verification: ExtractVerification,
     context: RefreshContext,
     confirmed: Confirmation,
     *,
@@ -167,7 +167,7 @@ def _on_server(
         held = verification.held_by_server(hyper)
         if held.passed or hyper is None:
             return held
-        served = Verification(context, confirmed, hyper)
+        served = ExtractVerification(context, confirmed, hyper)
         finding = _finding(served.equals_source)
         outcome.slices |= {label: list(lines) for label, lines in finding.slices.items()}
         if rows and finding.slices:
@@ -188,26 +188,34 @@ def _record(instance: dg.DagsterInstance, command: Command, check: str, finding:
 
 
 def _name_rows(
-    outcome: VerifyOutcome, verification: Verification, context: RefreshContext, finding: Finding, *, values: bool
+    outcome: VerifyOutcome,
+    verification: ExtractVerification,
+    context: RefreshContext,
+    finding: Finding,
+    *,
+    values: bool,
 ) -> None:
-    slices = [None if label == slice_label(NO_SLICE_KEY) else label for label in finding.slices]
-    differences: RowDifferences = verification.differing_rows(slices)
-    outcome.missing, outcome.extra, outcome.stale = (differences.count(kind) for kind in ("missing", "extra", "stale"))
-    outcome.complete = differences.complete
+    by_table: dict[str, RowDifferences] = verification.differing_rows(finding.slices)
+    outcome.missing, outcome.extra, outcome.stale = (
+        sum(differences.count(kind) for differences in by_table.values()) for kind in ("missing", "extra", "stale")
+    )
+    outcome.complete = all(differences.complete for differences in by_table.values())
     outcome.rows = [
-        _wrong_row(difference, verification, context, values=values) for difference in differences.found[:_MOST_NAMED]
-    ]
+        _wrong_row(difference, table, verification.tables[table], context, values=values)
+        for table, differences in by_table.items()
+        for difference in differences.found[:_MOST_NAMED]
+    ][:_MOST_NAMED]
 
 
 def _wrong_row(
-    difference: RowDifference, verification: Verification, context: RefreshContext, *, values: bool
+    difference: RowDifference, table: str, verification: Verification, context: RefreshContext, *, values: bool
 ) -> WrongRow:
     shape = verification.shape
     names = [column.name for column in shape.columns]
-    last = next(itertools.islice(why_key(context, shape, difference.key), 1), None) if shape.key else None
+    last = next(itertools.islice(why_key(context, shape, difference.key, table=table), 1), None) if shape.key else None
     return WrongRow(
         kind=difference.kind,
-        slice=slice_label(difference.slice or NO_SLICE_KEY),
+        slice=place_label(table, difference.slice),
         key={name: _text(value) for name, value in zip(shape.key, difference.key, strict=False)},
         columns=list(difference.columns),
         last_replaced=None if last is None else last.entry.version,
@@ -266,7 +274,7 @@ def _last_equal(command: Command, instance: dg.DagsterInstance, progress: Callab
             if context.known_version(confirmed.version) is None:
                 continue
             progress(f"comparing version {confirmed.version} with the source at {confirmed.source_version}")
-            finding = _finding(Verification(context, confirmed).equals_source)
+            finding = _finding(ExtractVerification(context, confirmed).equals_source)
             # A query that may rightly answer something else passes without a comparison.
             if finding.passed and finding.counted:
                 return None if confirmed.version == published.version else confirmed.version

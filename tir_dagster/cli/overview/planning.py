@@ -56,6 +56,7 @@ class Outlook:
             "rows_by_slice": {
                 slice_label(name): {"removed": removed, "added": added} for name, removed, added in _by_slice(preview)
             },
+            **({"tables": self._tables(preview)} if preview.parts else {}),
             "everything": preview.everything,
             "uncounted": preview.uncounted,
             "would_stop": preview.stop,
@@ -66,6 +67,25 @@ class Outlook:
             "rebuilt_above_bytes": self.newest.rebuilt_above if self.newest else None,
             **({"explain": list(self.explain)} if self.explain else {}),
         }
+
+    def _tables(self, preview: Preview) -> dict[str, Any]:
+        """Return the same of each table."""
+        fields = (
+            "decision",
+            "reason",
+            "candidates",
+            "keys",
+            "rows",
+            "rows_after",
+            "rows_by_slice",
+            "everything",
+            "uncounted",
+        )
+        listed = {}
+        for table, part in preview.parts.items():
+            told = Outlook(self.spec.parts[table], part.plan, part).as_dict(())
+            listed[table] = {name: told[name] for name in fields}
+        return listed
 
     def lines(self) -> list[str]:
         """Return the plan for people."""
@@ -81,28 +101,40 @@ class Outlook:
         return [*lines, *plan.notes, *self.explain]
 
     def _explained(self, preview: Preview) -> list[str]:
-        spec, plan, moves = self.spec, self.plan, preview.moves
-        lines = [_entry("found by", _detector(spec))] if plan.decision == "incremental" else []
-        if preview.spec_changes:
-            lines += [
-                _entry("the spec", preview.spec_changes[0]),
-                *(_entry("", line) for line in preview.spec_changes[1:]),
-            ]
-        if preview.everything:
-            lines.append(_entry("compares", f"every row, because {preview.everything}"))
-        if moves is not None:
-            kinds = f"{moves.changed_keys:,} changed, {moves.new_keys:,} new, {moves.gone_keys:,} gone"
-            lines.append(_entry("candidates", f"{moves.candidates:,} keys; {moves.difference.keys:,} differ: {kinds}"))
-        if preview.uncounted:
-            lines.append(_entry("not counted", preview.uncounted))
-        lines += _slice_lines(preview)
-        lines += _staying(preview) if plan.decision == "incremental" else []
-        lines += _guard(spec, preview)
-        lines.append(_entry("then", _THEN[spec.delivery]))
-        if plan.decision == "incremental" and self.newest is not None:
+        lines = self._spec_changes(preview)
+        if preview.parts:
+            for table, part in preview.parts.items():
+                lines.append(click.style(f"  {table}{'' if part.plan.decision != 'none' else ': as it is'}", bold=True))
+                lines += _table_lines(self.spec.parts[table], part) if part.plan.decision != "none" else []
+        else:
+            lines += _table_lines(self.spec, preview)
+        lines.append(_entry("then", _THEN[self.spec.delivery]))
+        if self.plan.decision == "incremental" and self.newest is not None:
             lines += _file(self.newest)
         estimate = self.estimate.sentence() if self.estimate else "unknown: no refresh of this kind is in the history"
         return [*lines, _entry("takes", estimate)]
+
+    def _spec_changes(self, preview: Preview) -> list[str]:
+        if not preview.spec_changes:
+            return []
+        first, *more = preview.spec_changes
+        return [_entry("the spec", first), *(_entry("", line) for line in more)]
+
+
+def _table_lines(spec: ExtractSpec, preview: Preview) -> list[str]:
+    """Say what happens to the extract, or to one of its tables."""
+    plan, moves = preview.plan, preview.moves
+    lines = [_entry("found by", _detector(spec))] if plan.decision == "incremental" else []
+    if preview.everything:
+        lines.append(_entry("compares", f"every row, because {preview.everything}"))
+    if moves is not None:
+        kinds = f"{moves.changed_keys:,} changed, {moves.new_keys:,} new, {moves.gone_keys:,} gone"
+        lines.append(_entry("candidates", f"{moves.candidates:,} keys; {moves.difference.keys:,} differ: {kinds}"))
+    if preview.uncounted:
+        lines.append(_entry("not counted", preview.uncounted))
+    lines += _slice_lines(preview)
+    lines += _staying(preview) if plan.decision == "incremental" else []
+    return [*lines, *_guard(spec, preview)]
 
 
 def one_line(outlook: Outlook) -> str:

@@ -186,7 +186,7 @@ def _following(spec: ExtractSpec, automation: _Automation) -> tuple[str | None, 
     moments = [
         (moment, what)
         for name, (what, cron) in planned.items()
-        if cron and name not in automation.stopped and (moment := _next_of(cron, spec.slices.zone))
+        if cron and name not in automation.stopped and (moment := _next_of(cron, spec.main.slices.zone))
     ]
     runs = [f"{what} {moment:%Y-%m-%d %H:%M} UTC" for moment, what in sorted(moments)]
     needed = source_sensor_names(spec)

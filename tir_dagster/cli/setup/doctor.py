@@ -268,6 +268,8 @@ def _table(spec: ExtractSpec, table: TableName, access: SnowflakeAccess) -> Iter
 
 def _history(spec: ExtractSpec, state: TableState) -> Iterator[Result]:
     name = str(state.table)
+    # Of several tables of an extract, the one that reads it.
+    spec = next(part for part in spec.parts.values() if state.table in watched_tables(part))
     is_main = state.table == next(iter(read_tables(spec)), None)
     joined = {str(TableName.parse(table)): changes for table, changes in spec.changes.tables.items()}
     changes = spec.changes if is_main else joined.get(name)

@@ -10,7 +10,7 @@ from typing import Any
 from tir_dagster.errors import ExtractError
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.engine import connect, quoted
-from tir_dagster.hyper.hyperfile import columns_at, look_at
+from tir_dagster.hyper.hyperfile import look_at
 from tir_dagster.hyper.package.archive import Archive, bad_package, open_archive
 from tir_dagster.hyper.package.document import (
     Document,
@@ -59,8 +59,8 @@ class Package:
         if len(self.tables) != 1:
             listed = ", ".join(".".join(table) for table in self.tables) or "none"
             raise ExtractError(
-                f"The datasource {self.name} stores {len(self.tables)} tables ({listed}); refreshing by key needs exactly one. "
-                "Store the extract as physical tables joined into one, or use the delivery `trigger`."
+                f"The datasource {self.name} stores {len(self.tables)} tables ({listed}); the spec declares one. "
+                "Declare each of them under `tables` in the spec, or use the delivery `trigger`."
             )
         return self.tables[0]
 
@@ -250,13 +250,8 @@ def greatest_increment(package: Package, hyper: Path) -> str | None:
         return None
     column = package.increment_column
     with connect(hyper) as connection:
-        if len(package.tables) > 1:
-            table_sql = quoted(*package.increment_table)
-            columns = columns_at(connection, *package.increment_table)
-        else:
-            table = look_at(connection, hyper)
-            table_sql, columns = table.sql, table.columns
-        stored = next((file_column for file_column in columns if file_column.name == column), None)
+        table = look_at(connection, hyper, package.increment_table if len(package.tables) > 1 else None)
+        stored = next((file_column for file_column in table.columns if file_column.name == column), None)
         if stored is None or stored.type not in (*_INTEGERS, *_MOMENTS):
             problem = "is not in the extract" if stored is None else f"is {stored.type}"
             raise ExtractError(
@@ -265,7 +260,7 @@ def greatest_increment(package: Package, hyper: Path) -> str | None:
             )
         zoned = " AT TIME ZONE 'UTC'" if stored.type == "TIMESTAMPTZ" else ""
         greatest = f"CAST(MAX({quoted(stored.name)}){zoned} AS TEXT)"
-        value = connection.execute_scalar_query(f"SELECT {greatest} FROM {table_sql}")
+        value = connection.execute_scalar_query(f"SELECT {greatest} FROM {table.sql}")
     if value is None:
         return NO_VALUE
     return str(value) if stored.type in _INTEGERS else f"#{value}#"

@@ -11,7 +11,8 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 
 from tir_dagster.snowflake.slices import SliceBy, slice_of
-from tir_dagster.spec.extract import ExtractSpec, Slices, Upstream
+from tir_dagster.spec.extract import ExtractSpec, Upstream
+from tir_dagster.spec.tables import Slices
 
 _PAGE = 500
 # Events have Dagster's time, versions the warehouse's. Allow for this difference; used events are known by number.
@@ -62,7 +63,7 @@ def upstream_changes(
     for key, upstream, record in _materialized(instance, spec, since):
         if upstream.partitions == "none" or record.storage_id in used:
             continue
-        partition_slices = slices_of_partition(spec.slices, upstream, record.partition_key)
+        partition_slices = slices_of_partition(spec.main.slices, upstream, record.partition_key)
         slices |= dict.fromkeys(partition_slices or ())
         if partition_slices is None:
             unclear.append(f"{key.to_user_string()} ({record.partition_key or 'without a partition'})")

@@ -168,7 +168,7 @@ class WatchedSource:
     def metadata(self) -> dict[str, Any]:
         from tir_dagster.snowflake.versions import describe, describe_held, table_facts
 
-        named = self._spec.columns
+        named = self._spec.main.columns
         columns = describe(self._access, self._table, named) if named else describe_held(self._access, self._table)
         url = snowflake_url(self._access.account, self._access.host, self._table)
         return source_metadata(self.token, columns, rows=table_facts(self._access, self._table).rows, url=url)

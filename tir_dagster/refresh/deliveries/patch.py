@@ -20,15 +20,13 @@ from tir_dagster.crash_points import crash_after
 from tir_dagster.errors import DatasourceError, ExtractError, MachineError
 from tir_dagster.files import VirtualFile
 from tir_dagster.hyper.payload import (
-    KEYS_TABLE,
     PAYLOAD_SCHEMA,
-    ROWS_TABLE,
     Payload,
     needs_key_column,
     with_key_column,
     write_payloads,
 )
-from tir_dagster.hyper.replace import ExtractShape
+from tir_dagster.hyper.replace import staged_changes
 from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
@@ -38,7 +36,7 @@ from tir_dagster.refresh.context import (
     ServerLook,
     publishing,
     remove,
-    shape_of,
+    shapes_of,
 )
 from tir_dagster.refresh.datasource import look_at_server
 from tir_dagster.refresh.deliveries import RecoveredPublish
@@ -47,6 +45,7 @@ from tir_dagster.refresh.server_content import NotAsIntendedError, changes_known
 from tir_dagster.refresh.state.records import Confirmation, Intent
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.retries import NO_PAUSE, Repeat, RetryPolicy
+from tir_dagster.spec.tables import order_of_reference
 from tir_dagster.tableau.client import TableauClient
 from tir_dagster.tableau.datasources import FoundDatasource, moved_on, reread, server_version
 from tir_dagster.tableau.failures import Fate, RefusedError, UnknownOutcomeError, reading, understand
@@ -70,22 +69,10 @@ _ATTEMPTS = RetryPolicy(tries=2, backoff=NO_PAUSE)
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of a Hyper file."""
-
-    schema: str
-    name: str
-
-
-@dataclass(frozen=True)
 class Batch:
-    """One request: the payload's keys leave the table, the payload's rows take their place, in one transaction."""
+    """One request: the payload's keys leave the tables, the payload's rows take their place, in one transaction."""
 
-    payload: Path
-    target: Table
-    keys: Table
-    rows: Table
-    key_columns: Sequence[str]
+    payload: Payload
     # The identity of this request; the server runs it once.
     identity: str
 
@@ -93,17 +80,21 @@ class Batch:
         return "tir-" + hashlib.sha256(f"{self.identity} {attempt}".encode()).hexdigest()[:40]
 
     def actions(self) -> list[dict[str, Any]]:
-        target = {"target-schema": self.target.schema, "target-table": self.target.name}
-        return [
-            {
-                "action": "delete",
-                **target,
-                "source-schema": self.keys.schema,
-                "source-table": self.keys.name,
-                "condition": _same(self.key_columns),
-            },
-            {"action": "insert", **target, "source-schema": self.rows.schema, "source-table": self.rows.name},
-        ]
+        actions: list[dict[str, Any]] = []
+        for part in self.payload.tables:
+            schema, name = part.table
+            target = {"target-schema": schema, "target-table": name}
+            actions += [
+                {
+                    "action": "delete",
+                    **target,
+                    "source-schema": PAYLOAD_SCHEMA,
+                    "source-table": part.keys,
+                    "condition": _same(part.key_columns),
+                },
+                {"action": "insert", **target, "source-schema": PAYLOAD_SCHEMA, "source-table": part.rows},
+            ]
+        return actions
 
 
 def _same(columns: Sequence[str]) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def _start(
 
     for last in (False, True):
         try:
-            upload_id = upload(client, VirtualFile.of(batch.payload), doing=what, progress=progress)
+            upload_id = upload(client, VirtualFile.of(batch.payload.path), doing=what, progress=progress)
             request = partial(patch, upload_id=upload_id)
             return client.call(lambda server, request=request: ask(partial(request, server)), doing=what)  # type: ignore[misc]
         except RefusedError as error:
@@ -322,13 +313,18 @@ class Patch:
     def publish_whole(self, looked: Looked, version: Version) -> Published:
         """Publish the whole file."""
         # With a key column, if need be, so that later changes can be sent alone.
-        keyed = self._needs_key(shape_of(version))
+        keyed = self._needs_key(version)
         file = self._with_keys(version) if keyed else nullcontext(version.extract)
         return publish_whole(self._context, looked, version, file=file, keyed=keyed)
 
-    def _needs_key(self, shape: ExtractShape) -> bool:
-        # That a query's column is NOT NULL is only inferred.
-        return self._context.spec.query is not None or needs_key_column(shape)
+    def _needs_key(self, version: Version) -> bool:
+        """Whether the rows of one table need a key column; then all tables have one."""
+        parts = self._context.spec.parts
+        return any(
+            # That a query's column is NOT NULL is only inferred.
+            (table in parts and parts[table].query is not None) or needs_key_column(shape)
+            for table, shape in shapes_of(version).items()
+        )
 
     @contextmanager
     def _with_keys(self, version: Version) -> Iterator[Path]:
@@ -336,7 +332,7 @@ class Patch:
         folder = self._folder()
         target = folder / "keyed.hyper"
         try:
-            with_key_column(version.extract, target, shape_of(version))
+            with_key_column(version.extract, target, list(shapes_of(version).values()))
             yield target
         finally:
             remove(folder)
@@ -358,7 +354,7 @@ class Patch:
             self._context.log("somebody published the same rows in columns of other types: publishing all of them anew")
             return False
         # Old rows may have had no key where the new ones always do.
-        if not confirmed.keyed and any(self._needs_key(shape_of(either)) for either in (base, version)):
+        if not confirmed.keyed and any(self._needs_key(either) for either in (base, version)):
             self._context.log(
                 "the published rows have no key that the server can test: publishing all of them, with one"
             )
@@ -392,16 +388,20 @@ class Patch:
         return Published(confirmation, sent.datasource, sent.warnings, sent_bytes=sent_bytes)
 
     def _payloads(self, version: Version, folder: Path, *, keyed: bool) -> list[Payload]:
-        change_set = self._change_set(version)
-        return write_payloads(
-            version.extract,
-            folder,
-            change_set,
-            self._context.change_sets.path(change_set.id),
-            shape=shape_of(version),
-            keyed=keyed,
-            most_bytes=int(self._context.spec.datasource.patch_limit_mb * 1_000_000),
+        change_set, spec = self._change_set(version), self._context.spec
+        changes = staged_changes(change_set, self._context.change_sets.path(change_set.id), shapes_of(version))
+        # What others refer to comes first, where the change is too large for one request: nothing refers to what is not there yet.
+        ordered = order_of_reference(list(changes), spec.relationships)
+        most_bytes = int(spec.datasource.patch_limit_mb * 1_000_000)
+        payloads = write_payloads(
+            version.extract, folder, [changes[table] for table in ordered], keyed=keyed, most_bytes=most_bytes
         )
+        if len(changes) > 1 and len(payloads) > 1:
+            self._context.log(
+                f"the change is larger than datasource.patch_limit_mb: sent table by table, {', '.join(ordered)}; between two requests"
+                " people may see new rows of one beside old rows of another"
+            )
+        return payloads
 
     def _send(
         self,
@@ -425,14 +425,7 @@ class Patch:
         asking = _Asking(again=again)
         for number, payload in enumerate(payloads, 1):
             part = f"{number} of {len(payloads)}"
-            batch = Batch(
-                payload=payload.path,
-                target=Table(*payload.table),
-                keys=Table(PAYLOAD_SCHEMA, KEYS_TABLE),
-                rows=Table(PAYLOAD_SCHEMA, ROWS_TABLE),
-                key_columns=payload.key_columns,
-                identity=f"{whole} {payload.part} {base}",
-            )
+            batch = Batch(payload, identity=f"{whole} {payload.part} {base}")
             self._context.log(
                 f"sending {payload.keys:,} keys and {payload.rows:,} rows, {payload.bytes / 1e6:,.1f} MB ({part})"
             )

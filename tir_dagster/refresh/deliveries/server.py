@@ -34,7 +34,8 @@ from tir_dagster.hyper.increment import (
     set_increment_value,
 )
 from tir_dagster.hyper.package.package import NO_VALUE, Package, read_package
-from tir_dagster.hyper.replace import ExtractShape, least_changed
+from tir_dagster.hyper.purge import least_changed
+from tir_dagster.hyper.replace import ExtractShape, StagedChange
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import (
     Looked,
@@ -567,7 +568,8 @@ class Server:
 
         def affected(column: str) -> Affected:
             sides = [version.extract, *([looked.base.extract] if looked.base else [])]
-            least_values = [least_changed(side, column, change_set, folder, shape) for side in sides]
+            rows = StagedChange(change_set, folder, shape).as_rows()
+            least_values = [least_changed(side, column, rows) for side in sides]
             return Affected(_least(text for text, _ in least_values), sum(nulls for _, nulls in least_values))
 
         def before_hole(purged: Path) -> None:

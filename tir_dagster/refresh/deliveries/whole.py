@@ -15,6 +15,7 @@ from tir_dagster.measuring import moved
 from tir_dagster.refresh.confirm import confirmation_of, intend
 from tir_dagster.refresh.context import Looked, Published, RefreshContext, ServerLook, publishing
 from tir_dagster.refresh.datasource import credentials_for, named_credentials
+from tir_dagster.refresh.deliveries.relationships import related_file
 from tir_dagster.refresh.deliveries.settings import (
     is_remembered,
     put_back_remembered,
@@ -286,7 +287,7 @@ def publish_whole(
     intend(context, looked, version, keyed=keyed)
     crash_after("intended")
     shell = version.shell
-    with publishing(context) as client, file as hyper:
+    with publishing(context) as client, related_file(context, version, file) as hyper:
         sent_bytes = hyper.stat().st_size
         moved(rows=version.manifest["rows"], bytes=sent_bytes)
         delivered = deliver(

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of
+from tir_dagster.changes.change_set import KEYS, ChangeSet, parts_of, table_folder
 from tir_dagster.errors import TirError
 from tir_dagster.files import replaced_file, sync
 from tir_dagster.refresh.state.mirror import fetched, look, push
@@ -44,9 +44,9 @@ class ChangeSetStore:
         """Return the folder of a change set, with all its files."""
         return fetched(self._folder / change_set)
 
-    def keys(self, change_set: str) -> list[Path]:
-        """Return the files with a change set's keys."""
-        return parts_of(self.path(change_set) / KEYS)
+    def keys(self, change_set: str, table: str = "") -> list[Path]:
+        """Return the files with a change set's keys, or with those of one of several tables."""
+        return parts_of(table_folder(self.path(change_set), table) / KEYS)
 
     @contextmanager
     def staging(self, change_set: str) -> Iterator[Path]:

@@ -7,12 +7,12 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tir_dagster.changes.change_set import BEFORE, ROWS, ChangeSet, parts_of
+from tir_dagster.changes.change_set import BEFORE, ROWS, ChangeSet, parts_of, table_folder
 from tir_dagster.files import copy_file, sync
 from tir_dagster.refresh.state.mirror import fetched, is_stored, look, mirror_of, push
 from tir_dagster.refresh.state.versions import Version
@@ -31,6 +31,17 @@ class HistoryEntry:
     manifest: Mapping[str, Any]
     # None for a version that was published again, by a rollback.
     change_set: ChangeSet | None
+
+    def of(self, table: str) -> HistoryEntry:
+        """Return what the entry tells of this table alone."""
+        if not table:
+            return self
+        return replace(
+            self,
+            folder=table_folder(self.folder, table),
+            manifest={**self.manifest, **self.manifest.get("tables", {}).get(table, {"slice_rows": {}})},
+            change_set=self.change_set.parts.get(table) if self.change_set else None,
+        )
 
     @property
     def source_version(self) -> str:
@@ -69,10 +80,11 @@ class HistoryStore:
         folder.mkdir(parents=True, mode=0o700)
         try:
             if change_set is not None and change_set.decision == "incremental":
-                for kind in (BEFORE, ROWS):
-                    # Where most rows change, the old ones are not written down.
-                    if (change_set_folder / kind).is_dir():
-                        _link(change_set_folder / kind, folder / kind)
+                for table in change_set.tables:
+                    for kind in (BEFORE, ROWS):
+                        # Where most rows change, the old ones are not written down.
+                        if (table_folder(change_set_folder, table) / kind).is_dir():
+                            _link(table_folder(change_set_folder, table) / kind, table_folder(folder, table) / kind)
             record = {
                 "confirmed_at": now.isoformat(),
                 "version": version.id,
@@ -120,7 +132,7 @@ class HistoryStore:
 
 
 def _link(source: Path, target: Path) -> None:
-    target.mkdir(mode=0o700)
+    target.mkdir(mode=0o700, parents=True)
     for file in parts_of(source):
         try:
             (target / file.name).hardlink_to(file)
@@ -140,6 +152,6 @@ def _read(folder: Path) -> HistoryEntry | None:
             datetime.fromisoformat(value["confirmed_at"]),
             value["version"],
             value["manifest"],
-            ChangeSet.from_json(json.dumps(change_set)) if change_set else None,
+            ChangeSet.from_mapping(change_set) if change_set else None,
         )
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tir_dagster.changes.change_set import Record
 from tir_dagster.changes.plan import SourceState
@@ -33,6 +35,16 @@ class Intent(Record):
 
 
 @dataclass(frozen=True)
+class TableState(Record):
+    """What a confirmation tells of one of several tables."""
+
+    known: SourceState
+    watermark: str | None
+    fingerprint: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class Confirmation(Record):
     """Written once, after a publish: what the server shows now, and everything the next refresh starts from."""
 
@@ -59,6 +71,32 @@ class Confirmation(Record):
     reads_again: bool = False
     # When the last job that the rows show ended, by the server's clock, if that is later than what its version shows.
     jobs_until: str | None = None
+    # Of an extract of several tables, each one; the fingerprint above is of all of them.
+    parts: Mapping[str, TableState] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, name: str, value: Any) -> Any:
+        if name == "parts":
+            return {table: TableState.from_mapping(part) for table, part in value.items()}
+        return super().restored(name, value)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return tuple(self.parts) or ("",)
+
+    def of(self, table: str) -> Confirmation:
+        """Return what is confirmed of this table; an extract of one table is its only part, without a name."""
+        if not table:
+            return self
+        part = self.parts[table]
+        return replace(
+            self,
+            known=part.known,
+            watermark=part.watermark,
+            fingerprint=part.fingerprint,
+            rows=part.rows,
+            parts={},
+        )
 
     @property
     def rolled_back(self) -> bool:

@@ -49,6 +49,17 @@ class Version:
     manifest: Mapping[str, Any]
 
     @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of its tables, the main one first; the only one of an extract of one table has none."""
+        return tuple(self.manifest.get("tables", ())) or ("",)
+
+    def of(self, table: str) -> Version:
+        """Return the version as one of this table alone: its manifest tells of no other."""
+        if not table:
+            return self
+        return Version(self.number, self.folder, {**self.manifest, **self.manifest["tables"][table], "tables": {}})
+
+    @property
     def id(self) -> str:
         return self.folder.name.removeprefix(_SPARE)
 
