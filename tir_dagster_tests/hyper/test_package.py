@@ -116,6 +116,27 @@ def test_what_would_change_the_rows_of_an_extract_is_told(tmp_path: Path, packag
     assert (package_info.filters, package_info.aggregated, package_info.row_limit) == (("[NAME]",), True, "100 records")
 
 
+@pytest.mark.parametrize(
+    ("formula", "told"),
+    [
+        ("[Username] = USERNAME()", ()),
+        ("CONTAINS([Users], '|' + username ( ) + '|')", ()),
+        ("ISMEMBEROF('sales') OR [Region] = 'north'", ()),
+        ("[Region] = 'USERNAME()'", ("[Calculation_7]",)),
+        ("[Region] = 'north' // not USERNAME()", ("[Calculation_7]",)),
+        ("[USERNAME (1)] = 'ann'", ("[Calculation_7]",)),
+    ],
+)
+def test_a_filter_by_who_is_looking_does_not_change_the_rows_of_an_extract(tmp_path, package, formula, told):
+    escaped = formula.replace("'", "&apos;")
+    field = (
+        f"<column datatype='boolean' name='[Calculation_7]'><calculation class='tableau' formula='{escaped}'/></column>"
+    )
+    rule = "<filter class='categorical' column='[Calculation_7]'/>"
+    filtered = edited(package, tmp_path / "f.tdsx", lambda text: text.replace("<extract ", f"{field}{rule}<extract "))
+    assert read_package(filtered).filters == told
+
+
 def test_calculations_stored_in_the_extract_are_told(tmp_path: Path, package: Path):
     record = "<metadata-record class='column'><remote-name>calc</remote-name><local-name>[Calculation_1]</local-name></metadata-record>"
 

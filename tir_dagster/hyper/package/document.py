@@ -11,6 +11,12 @@ from tir_dagster.hyper.package.xmltext import XmlText, attribute, bare, child, c
 
 _BRACKETED = re.compile(r"\[((?:[^\]]|\]\])*)\]")
 _AGGREGATED = ("aggregat", "rollup", "roll-up")
+_ASKS_WHO = re.compile(
+    r"\b(USERNAME|FULLNAME|USERDOMAIN|ISUSERNAME|ISFULLNAME|ISMEMBEROF|USERATTRIBUTE|USERATTRIBUTEINCLUDES)\s*\(",
+    re.IGNORECASE,
+)
+# Texts, names of fields and comments of a formula.
+_UNREAD = re.compile(r"\"[^\"]*\"|'[^']*'|\[[^\]]*\]|//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -161,9 +167,25 @@ class Document:
         )
 
     def filters(self) -> tuple[str, ...]:
-        """The columns of filters that decide which rows reach the extract."""
-        elements = [*children(self.root, "filter"), *descendants(self.extract, "filter")]
-        return tuple(attribute(element, "column") or "?" for element in elements)
+        """The columns of filters that decide which rows reach the extract.
+
+        A filter of the data source by who is looking does not: nobody is, while an extract is filled. It is row-level security.
+        """
+        by_user = self._fields_by_user()
+        elements = [
+            filtered for filtered in children(self.root, "filter") if attribute(filtered, "column") not in by_user
+        ]
+        return tuple(
+            attribute(element, "column") or "?" for element in (*elements, *descendants(self.extract, "filter"))
+        )
+
+    def _fields_by_user(self) -> set[str | None]:
+        """The calculated fields whose formula asks who is looking."""
+        formulas = {
+            attribute(column, "name"): attribute(child(column, "calculation"), "formula") or ""
+            for column in children(self.root, "column")
+        }
+        return {name for name, formula in formulas.items() if name and _ASKS_WHO.search(_UNREAD.sub(" ", formula))}
 
     def is_aggregated(self) -> bool:
         """Whether any attribute of the extract speaks of aggregation and does not deny it."""
