@@ -269,7 +269,10 @@ def tables_problems(
             yield f"tables[{at}].row_key", f"{table.name}: {KEY_NEEDED.replace('the extract', 'the table')}"
     mains = [(at, table) for at, table in enumerate(tables) if table.main]
     for at, table in mains[1:]:
-        yield f"tables[{at}].main", f"{mains[0][1].name} is the main table already; only one is, not {table.name}, too"
+        yield (
+            f"tables[{at}].main",
+            f"{mains[0][1].name} is the main table already, and there is only one; take it from {table.name}",
+        )
     known = [table.name for table in tables]
     wrong = list(_relationship_problems(known, relationships))
     yield from wrong
@@ -307,7 +310,7 @@ def _unrelated(known: Sequence[str], relationships: Sequence[Relationship]) -> I
         if one == other:
             yield (
                 f"relationships[{at}]",
-                f"{relationship.label}: there is a way between them already; Tableau takes no second one",
+                f"{relationship.label}: other relationships connect them already, and Tableau takes one way only; leave one out",
             )
         group = {name: one if root == other else root for name, root in group.items()}
     apart = [name for name in known if known and group[name] != group[known[0]]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tir_dagster_tests.bad_inputs import contents, declared, servers
+from tir_dagster_tests.bad_inputs import contents, declared, servers, star
 
 DOCS = Path(__file__).parents[2] / "docs" / "bad-inputs.md"
-CASES = [*declared.CASES, *servers.CASES, *contents.CASES]
+CASES = [*declared.CASES, *star.CASES, *servers.CASES, *contents.CASES]
 AREAS = tuple(dict.fromkeys(case.area for case in CASES))
 HEAD = """\
 # Bad inputs: what you read, and what is unchanged

@@ -29,6 +29,8 @@ _FIRST = (
     "Slices",
     "Changes",
     "JoinedChanges",
+    "ExtractTable",
+    "Relationship",
     "Datasource",
     "Credentials",
     "LoadSpec",
@@ -70,7 +72,7 @@ def spec_page() -> str:
         "Every field of a YAML file with `extracts:` and `loads:`, and of the attributes of `TableauExtractComponent` and",
         "`FileLoadComponent`. `tir schema` prints the same as a JSON schema, by which [editors](../refresh.md#in-an-editor) complete",
         "and check; [extracts.schema.json](extracts.schema.json) is that file. Examples: [queries](../queries.md),",
-        "[deliveries](../deliveries.md), [loads](../loading.md), [alerts](../alerts.md), [Dagster](../dagster.md).",
+        "[several tables](../star.md), [deliveries](../deliveries.md), [loads](../loading.md), [alerts](../alerts.md), [Dagster](../dagster.md).",
     ]
     for name in order:
         part = parts[name]
@@ -187,7 +189,7 @@ def json_page() -> str:
         _WRITTEN,
         "# What `--json` prints\n",
         "One object on standard output; if the command fails, nothing. Fields are added in later versions, never renamed or removed without",
-        "a note in the [changelog](../../CHANGELOG.md). `tir plan`: see its own help; `tir schema`: the [schema](extracts.schema.json).",
+        "a note in the [changelog](../../CHANGELOG.md). `tir plan`: see [audit](../audit.md#what-would-a-refresh-do); `tir schema`: the [schema](extracts.schema.json).",
         "`tir refresh --all` and `tir plan` without a name: an object with `extracts`, a list of what is printed of each, or of `extract` and `error`.",
     ]
     for command, kind in JSON.items():

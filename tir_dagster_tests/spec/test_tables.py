@@ -88,7 +88,10 @@ FIRST, SECOND = GOOD["relationships"]
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (table(0, main=True), ".tables[1].main: CUSTOMERS is the main table already; only one is, not ORDERS, too."),
+        (
+            table(0, main=True),
+            ".tables[1].main: CUSTOMERS is the main table already, and there is only one; take it from ORDERS.",
+        ),
         (
             table(0, row_key=None),
             ".tables[0].row_key: CUSTOMERS: give a row key, or slices: without both, nothing smaller",
@@ -119,7 +122,7 @@ FIRST, SECOND = GOOD["relationships"]
         (related(FIRST, SECOND, FIRST), ".relationships[2]: ORDERS → CUSTOMERS: the two tables are related already"),
         (
             related(FIRST, SECOND, {**FIRST, "refers_to": "REGIONS"}),
-            ".relationships[2]: ORDERS → REGIONS: there is a way between them already; Tableau takes no second one.",
+            ".relationships[2]: ORDERS → REGIONS: other relationships connect them already, and Tableau takes one way only; leave one out.",
         ),
         (related(FIRST), ".relationships: REGIONS: related to no table that CUSTOMERS is related to"),
         (
