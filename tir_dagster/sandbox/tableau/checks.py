@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tableauhyperapi import HyperException
 
 from tir_dagster.sandbox.tableau.archive import MAX_DOCUMENT_BYTES, BadPackageError, Package
-from tir_dagster.sandbox.tableau.document import NO_VALUE, Document, stored_place
+from tir_dagster.sandbox.tableau.document import NO_VALUE, Document, stored_tables_of
 from tir_dagster.sandbox.tableau.extracts import (
     ForeignKey,
     Hyper,
@@ -22,7 +22,6 @@ from tir_dagster.sandbox.tableau.extracts import (
     stored_tables,
 )
 from tir_dagster.sandbox.tableau.object_graph import owners_of
-from tir_dagster.sandbox.tableau.xmltree import attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,20 +127,21 @@ def _check_object_graph(connection: Any, document: Document) -> None:
 
 def _check_stored_objects(connection: Any, document: Document, relations: Mapping[str, Any]) -> None:
     """`relations` has each object's relation in the Hyper file by the object's id."""
-    places = {object_id: stored_place(relation) for object_id, relation in relations.items()}
-    if sorted(places.values()) != sorted(document.collected_tables()):
+    names = {object_id: stored_tables_of(relation) for object_id, relation in relations.items()}
+    places = sorted(place for tables in names.values() for place in tables)
+    if places != sorted(document.collected_tables()):
         raise BadPackageError(
             "The collection of tables beside the extract's columns is not that of the logical tables."
         )
     stored = {table.place: table for table in stored_tables(connection)}
-    if strangers := sorted(stored[place].title for place in set(stored) - set(places.values())):
+    if strangers := sorted(stored[place].title for place in set(stored) - set(places)):
         raise BadPackageError(f"The extract has tables that the .tds does not name: {strangers}.")
-    for object_id, place in places.items():
-        names = (place[1], attribute(relations[object_id], "name"))
-        own = [column for column in document.recorded_columns() if column.parent in names]
-        if any(column.object_id != object_id for column in own):
-            raise BadPackageError(f"Columns of {stored[place].title} do not say that they belong to {object_id}.")
-        _check_columns(stored[place], [column.name for column in own])
+    for object_id, tables in names.items():
+        for place, name in tables.items():
+            own = [column for column in document.recorded_columns() if column.parent in (place[1], name)]
+            if any(column.object_id != object_id for column in own):
+                raise BadPackageError(f"Columns of {stored[place].title} do not say that they belong to {object_id}.")
+            _check_columns(stored[place], [column.name for column in own])
 
 
 def _check_increment(connection: Any, document: Document, *, beyond_data: bool) -> None:

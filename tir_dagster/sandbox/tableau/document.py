@@ -175,20 +175,28 @@ class Document:
             sides = {
                 attribute(part, "context") or "": first(part, "relation") for part in children(entry, "properties")
             }
-            if sides.get("") is not None and sides.get("extract") is not None:
+            if sides.get("") is not None and _is_table(sides.get("extract")):
                 tables.append(_logical_table(sides[""], sides["extract"], attribute(entry, "id") or ""))
         if tables:
             return tables
         live = first(first(self._root, "connection"), "relation")
         stored = first(self._extract, "relation") if self._extract is not None else None
-        return [] if live is None or stored is None else [_logical_table(live, stored)]
+        return [] if live is None or not _is_table(stored) else [_logical_table(live, stored)]
+
+    @property
+    def joins_stored_tables(self) -> bool:
+        """Whether a logical table is kept as several physical ones, which are joined by those who read them."""
+        relations = [entry.relations.get("extract") for entry in self.object_graph.objects] or [
+            first(self._extract, "relation") if self._extract is not None else None
+        ]
+        return any(relation is not None and not _is_table(relation) for relation in relations)
 
     def extract_tables(self) -> list[tuple[str, str, str]]:
         """(schema, table, relation name) of every table the extract's relations name."""
         found: dict[tuple[str, str], str] = {
             (table.extract_schema, table.extract_table): table.extract_name for table in self.logical_tables()
         }
-        if not found:
+        if not found or self.joins_stored_tables:
             for relation in self._relations_of_data():
                 schema, table = _two_parts(attribute(relation, "table"))
                 found[schema, table] = attribute(relation, "name") or table
@@ -224,10 +232,10 @@ class Document:
         """(schema, table) of what the collection of the Hyper file's connection names, in its order."""
         holder = self._extract if self._extract is not None else first(self._root, "connection")
         return [
-            stored_place(relation)
+            place
             for collection in (children(holder, "relation") if holder is not None else ())
             if attribute(collection, "type") == "collection"
-            for relation in children(collection, "relation")
+            for place in stored_tables_of(collection)
         ]
 
     def mapped_columns(self) -> dict[str, tuple[str, ...]] | None:
@@ -400,9 +408,17 @@ def _two_parts(text: str | None) -> tuple[str, str]:
     return (parts[-2], parts[-1]) if len(parts) > 1 else ("Extract", parts[0] if parts else "")
 
 
-def stored_place(relation: Any) -> tuple[str, str]:
-    """Schema and name of the table that a relation of the extract names."""
-    return _two_parts(attribute(relation, "table"))
+def stored_tables_of(relation: Any) -> dict[tuple[str, str], str]:
+    """The relation's names of the tables of the extract that it reads, by schema and table: several where it joins them."""
+    return {
+        _two_parts(attribute(leaf, "table")): attribute(leaf, "name") or ""
+        for leaf in descendants(relation, "relation")
+        if _is_table(leaf)
+    }
+
+
+def _is_table(relation: Any) -> bool:
+    return relation is not None and attribute(relation, "table") is not None
 
 
 def _logical_table(live: Any, stored: Any, object_id: str = "") -> LogicalTable:

@@ -90,6 +90,10 @@ def refreshed_package(
 def _refresh(work: _Work, datasource_id: str, *, incremental: bool) -> str:
     document = work.document
     tables = document.logical_tables()
+    if document.has_extract and document.joins_stored_tables:
+        raise RefreshFailedError(
+            f"The extract of {work.name!r} keeps a logical table as several physical tables, which are not refreshed here."
+        )
     if document.is_bare_extract or not document.has_extract or not tables:
         raise RefreshFailedError(
             f"The data source {work.name!r} has no connection its extract could be refreshed from."

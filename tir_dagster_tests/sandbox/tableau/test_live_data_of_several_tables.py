@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from tableauhyperapi import Connection, CreateMode
+from tableauserverclient.server.endpoint.exceptions import ServerResponseError
 
 from tir_dagster_tests.processes import wait_for
-from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher
+from tir_dagster_tests.sandbox.tableau.helpers import OVERWRITE, Admin, Looker, Publisher, rewritten
 from tir_dagster_tests.sandbox.tableau.live import succeeded
 
 COLUMNS = {
@@ -21,6 +22,7 @@ COLUMNS = {
     "products": "product BIGINT NOT NULL, name TEXT",
     "stores": "store BIGINT NOT NULL, region TEXT",
 }
+KEYED = ("products", "stores")
 KEYS = (
     'ALTER TABLE "Extract"."products" ADD ASSUMED PRIMARY KEY (product)',
     'ALTER TABLE "Extract"."stores" ADD ASSUMED PRIMARY KEY (store)',
@@ -206,3 +208,17 @@ def test_a_server_that_tears_a_batch_leaves_tables_that_do_not_fit(
     found = live.rows()
     assert found == {**AFTER, "sales": [row for row in found["sales"] if row in sales]}
     assert len(found["sales"]) == len(sales)
+
+
+def test_a_package_with_an_object_graph_needs_no_keys_in_its_file(live: LiveStar) -> None:
+    """So tables that no foreign key can relate, since neither side is unique, are changed in place, too."""
+    tables = {"sales": (f"{COLUMNS['sales']}, store BIGINT", ()), **{name: (COLUMNS[name], ()) for name in KEYED}}
+    file = hyper_file(live.look.hyper, live.publisher.folder / "plain.hyper", tables)
+    with pytest.raises(ServerResponseError, match="exactly one fact table"):
+        live.publisher.publish(file, "Plain")
+    made = live.publisher.download(live.datasource)
+    member = ("Data/Extracts/datasource.hyper", file.read_bytes())
+    package = rewritten(made, made.with_name("package.tdsx"), drop=".hyper", add=[member])
+    assert live.publisher.publish(package, "Star", OVERWRITE).id == live.datasource.id
+    job = live.change(BATCH[2], payload={"new sales": PAYLOAD["new sales"]})
+    assert (job.notes, len(live.rows()["sales"])) == (["2 rows inserted"], 2)

@@ -361,3 +361,15 @@ def test_an_increment_after_a_change_of_columns_fails(publisher: Publisher, sour
     assert job.finish_code == FAILED
     assert "columns of the source have changed" in job.notes[0]
     refreshed(publisher, datasource)
+
+
+def test_a_logical_table_that_is_kept_as_several_physical_ones_is_published_and_not_refreshed(
+    publisher: Publisher, source: Source
+) -> None:
+    table = '<relation name="Extract" table="[Extract].[Extract]" type="table"/>'
+    package = rewritten(
+        source.package(ID),
+        source.folder / "physical.tdsx",
+        edit=lambda text: text.replace(table, f'<relation join="inner" type="join">{table}</relation>'),
+    )
+    assert "keeps a logical table as several physical tables" in failing_note(publisher, published(publisher, package))
