@@ -348,6 +348,7 @@ def concurrency_cases() -> list[Case]:
         Case(area, "`tir refresh orders --full` on hold", on_hold, DATASOURCE),
         asked("rollback", "orders", "--to", "v00000099"),
         asked("rollback", "orders", "--to", "v00000099", "--dry-run"),
+        asked("rollback", "orders", "--to", "previous"),
         Case(area, "a rollback to the version that is published", latest, DATASOURCE),
         asked("why", "orders", "--key", "first"),
         asked("why", "orders", "--key", "1", "--key", "2"),
