@@ -65,10 +65,11 @@ demo: setup ## a change and its refresh on the sandbox, slice by slice beside th
 dev: setup ## Dagster's UI on the sandbox, with the history of what ran here
 	@$(WITH_JAVA) $(BIN)/tir dev
 
-bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare limit; the contest with other ways (docs/benchmarks); a refresh in a new process; a package of GB=1 repacked beside a plain script; a load of files
+bench: setup ## refreshes of ROWS=2000000 orders, each stage beside its bare limit; the contest with other ways (docs/benchmarks); a refresh in a new process; one dimension row of a joined extract and of a star; a package of GB=1 repacked beside a plain script; a load of files
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks --rows $(ROWS) --write-docs
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks contest --rows $(ROWS) --repetitions $(REPETITIONS) --write-docs
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks starts --write-docs
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks star --facts $(ROWS) --write-docs
 	@$(BIN)/python -m benchmarks package --gb $(GB)
 	@$(WITH_JAVA) $(BIN)/python -m benchmarks load
 
@@ -85,7 +86,7 @@ histories: setup ## 10,000 random histories on the pure core, 300 through Hyper 
 	@$(WITH_JAVA) $(BIN)/python -m tir_dagster_tests.histories
 
 LONG = $(patsubst %,orchestration/test_%.py,histories crashes twice faults server_histories server_ways server_delivery ranges views view_histories view_deliveries patch trigger many_extracts many_daemon cluster redefined_sources shared_state spark_server) refresh/state/test_workers.py test_deploy.py \
-	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py benchmarks/test_contest.py cli/test_demo.py cli/setup
+	sandbox/test_size.py sandbox/test_full_disk.py sandbox/warehouse/test_time_travel.py sandbox/warehouse/test_restart.py benchmarks/test_bench.py benchmarks/test_contest.py benchmarks/test_star.py cli/test_demo.py cli/setup
 
 audit: $(READY) ## known vulnerabilities of the pinned packages, by pip-audit; exit code 2 if it or its data are not there
 	@scripts/audit $(BIN)/python

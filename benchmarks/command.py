@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.contest_report import Contest
     from benchmarks.growth import Growth
     from benchmarks.load_run import LoadReport
+    from benchmarks.star import StarReport
     from benchmarks.starts import Starts
 
 # By estimate: the lake, packages and three versions of both extracts, and what is staged, for each order.
@@ -327,7 +328,52 @@ def starts(rows: int, keys: int, repetitions: int, *, write_docs: bool, as_json:
     conclude(report, as_json=as_json)
 
 
-def conclude(report: Report | Growth | PackageReport | LoadReport | Contest | Starts, *, as_json: bool) -> None:
+@bench.command(
+    short_help="Compare a joined extract with one of two tables when one row changes that all facts refer to."
+)
+@click.option(
+    "--facts",
+    type=click.IntRange(min=_LEAST_ROWS),
+    default=1_000_000,
+    show_default=True,
+    help="Facts that refer to the row.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the results of an earlier run that ended before its time.")
+@click.option(
+    "--work",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("build/star"),
+    show_default=True,
+    help="Where each result is written as soon as it exists.",
+)
+@click.option(
+    "--write-docs",
+    is_flag=True,
+    help="Write docs/benchmarks and the table of docs/star.md instead of build/benchmarks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def star(facts: int, work: Path, *, resume: bool, write_docs: bool, as_json: bool) -> None:
+    """Measure what one changed row of a dimension moves: a joined extract and a star, by `republish` and by `patch`.
+
+    All are refreshed by key, on the same tables. Exit code 1 if one failed or differs from the source.
+    """
+    from benchmarks.machine import setting
+
+    progress, file = _progress(), work.absolute() / "results.jsonl"
+    with own_place(facts * _CONTEST_BYTES_PER_ROW, keep=False, progress=progress) as folder:
+        from benchmarks.docs import write_star
+        from benchmarks.star import StarStore
+        from benchmarks.star_run import DIMENSION, run_star
+
+        asked = {"facts": facts, "dimension": DIMENSION}
+        report = run_star(folder, facts, StarStore(file, asked, setting(), resume=resume), progress)
+    progress(f"written: {write_star(report, in_docs=write_docs)}")
+    conclude(report, as_json=as_json)
+
+
+def conclude(
+    report: Report | Growth | PackageReport | LoadReport | Contest | Starts | StarReport, *, as_json: bool
+) -> None:
     """Print the numbers; they count for nothing if the extract is wrong."""
     click.echo(json.dumps(report.as_dict(), indent=2) if as_json else report.as_text())
     if not report.equal:

@@ -16,11 +16,13 @@ from tir_dagster.errors import TirError
 if TYPE_CHECKING:
     from benchmarks.growth import Growth
     from benchmarks.report import Report
+    from benchmarks.star import StarReport
     from benchmarks.starts import Starts
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD, DOCS = Path("build/benchmarks"), ROOT / "docs" / "benchmarks"
 README, MEASURING, SCALE = ROOT / "README.md", ROOT / "docs" / "measuring.md", ROOT / "docs" / "scale.md"
+STAR = ROOT / "docs" / "star.md"
 
 
 # Where no run has been written down: numbers come from a run, or there are none.
@@ -121,6 +123,33 @@ def write_starts(starts: Starts, *, in_docs: bool) -> Path:
     return folder / "starts.md"
 
 
+def write_star(report: StarReport, *, in_docs: bool) -> Path:
+    folder = _folder(in_docs=in_docs)
+    _write_json(folder / "star.json", report.as_dict())
+    (folder / "star.md").write_text(star_page(report), encoding="utf-8")
+    if in_docs:
+        _fill(STAR, "star", star_excerpt(report))
+    return folder / "star.md"
+
+
+def star_page(report: StarReport) -> str:
+    from benchmarks.machine import setting_lines
+
+    command = f"python -m benchmarks star --facts {report.asked['facts']}"
+    head = f"# One dimension row: joined extract and star\n\n`{command}` wrote this page from `star.json`."
+    machine = "\n".join(setting_lines(report.machine, report.versions, report.date))
+    return f"{head}\n\n{machine}\n\n{textwrap.indent(report.as_text(), '    ')}\n"
+
+
+def star_excerpt(report: StarReport | None) -> str:
+    """What docs/star.md shows."""
+    if report is None:
+        return NOT_YET
+    command = f"python -m benchmarks star --facts {report.asked['facts']}"
+    told = f"`{command}` ({report.date[:10]}, {report.machine['cores']} cores, on the stand-ins):"
+    return f"{told}\n\n{textwrap.indent(report.as_text(), '    ')}"
+
+
 def fill_goals() -> None:
     """Write the goals beside what the recorded runs reached: a page, and the README's table."""
     recorded = (read_stages(), read_growth(), read_starts())
@@ -158,6 +187,13 @@ def read_starts() -> Starts | None:
 
     file = DOCS / "starts.json"
     return Starts.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def read_star() -> StarReport | None:
+    from benchmarks.star import StarReport
+
+    file = DOCS / "star.json"
+    return StarReport.from_dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def growth_page(growth: Growth) -> str:

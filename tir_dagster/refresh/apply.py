@@ -275,7 +275,6 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             "definition": definition_fields(context.spec),
             "decision": change_set.decision,
             "sentence": change_set.sentence,
-            "keys": change_set.keys if change_set.decision == "incremental" else None,
             "seconds": dict(context.stages.seconds),
             "reports": change_set.reports,
             "bytes_per_row": per_row,
@@ -287,6 +286,7 @@ def apply(context: RefreshContext, looked: Looked, change_set: ChangeSet) -> App
             manifest |= {
                 "known": change_set.known.__dict__,
                 "fingerprint": joined_digest({table: one["fingerprint"] for table, one in tables.items()}),
+                "keys": change_set.keys if change_set.decision == "incremental" else None,
                 "rows": counts.after,
                 "rows_purged": counts.purged,
                 "rows_appended": counts.appended,

@@ -75,6 +75,7 @@ def test_a_change_of_a_dimension_moves_one_row(star: Star):
     plan = star.refresh()
 
     assert moved(star) == {"SALES": (0, 0), "CUSTOMERS": (1, 1), "ENTITLEMENTS": (0, 0)}
+    assert [star.version.manifest[name] for name in ("keys", "rows_purged", "rows_appended")] == [1, 1, 1]
     assert plan.sentence().endswith(
         "incremental refresh: CUSTOMERS 1 keys in 1 slices: 1 rows removed, 1 added (SALES and ENTITLEMENTS as before)."
     )

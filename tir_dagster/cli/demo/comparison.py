@@ -47,7 +47,7 @@ def published_extract(spec: ExtractSpec, env: Mapping[str, str]) -> Iterator[Pat
             datasource = look_at_server(client, spec).datasource
             if datasource is None:
                 raise DatasourceError(f"There is no datasource {spec.datasource.name!r} to compare. Refresh it first.")
-            _, hyper = fetch_shell(client, datasource, Path(folder))
+            _, hyper = fetch_shell(client, datasource, Path(folder), several=bool(spec.tables))
         yield hyper
 
 
