@@ -350,10 +350,10 @@ def _listed(names: Collection[str]) -> str:
 
 def check_guards(extract: str, *, rows: int, left: int, delete_share: float, table: str = "") -> None:
     """Raise GuardError if the source looks as if its load had not finished; nothing was changed yet."""
-    source, held = (f"the source of {table}", "its table") if table else ("the source", "the extract")
+    empty = f"the source of {table} is empty, its table has" if table else "the source is empty, the extract has"
     if rows and left == 0:
         raise GuardError(
-            f"{extract}: {source} is empty, {held} has {rows:,} rows. Nothing was touched. Wait for the source's load "
+            f"{extract}: {empty} {rows:,} rows. Nothing was touched. Wait for the source's load "
             f"to finish; if it is meant to be empty, run: tir refresh {extract} --allow-empty."
         )
     if rows and rows - left > delete_share * rows:
