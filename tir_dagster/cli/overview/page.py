@@ -51,7 +51,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .key { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; color: var(--soft); margin: 8px 0 0; padding: 0; list-style: none }
 .key svg { display: inline-block; margin-right: 5px; vertical-align: -1px }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; vertical-align: top }
 th { color: var(--soft); font-weight: 500 } th.t, td.t { text-align: left } td.w { white-space: normal; min-width: 240px }
 meter { width: 100% } ul.plain { margin: 0; padding-left: 18px }
 """
@@ -305,11 +305,11 @@ def _incidents(report: Report) -> str:
         return ""
     lines = "".join(
         f'<tr><td class="t">{_moment(incident.at)}</td><td class="t">{escape(incident.cause)}</td>'
-        f'<td class="t {"good" if incident.ended else "bad"}">{_moment(incident.ended) if incident.ended else "not yet"}</td>'
-        f'<td class="t w">{escape(incident.sentence)}</td></tr>'
+        f'<td class="t {"good" if incident.ended else "bad"}">{_moment(incident.ended) if incident.ended else "not yet"}</td></tr>'
+        f'<tr><td class="t w soft" colspan="3">{escape(incident.sentence)}</td></tr>'
         for incident in report.incidents
     )
-    head = '<tr><th class="t">when</th><th class="t">what</th><th class="t">published again</th><th class="t">error</th></tr>'
+    head = '<tr><th class="t">when</th><th class="t">what</th><th class="t">published again</th></tr>'
     return _section(
         "Incidents",
         "Runs that failed, the newest first." if lines else "No run of this extract in Dagster's history failed.",
