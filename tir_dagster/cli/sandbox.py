@@ -45,7 +45,7 @@ def up(**ports: int | None) -> None:
             raise click.UsageError(f"--{server}-port and --{other}-port are both {port}. Choose two different ports.")
     begun = time.monotonic()
     home = SandboxHome.from_environment()
-    with working("tir sandbox up", doing="starting the servers"):
+    with working("tir sandbox up"):
         states = processes.start(home, chosen_ports)
     for state in states.values():
         word = "started" if state.started_now else "already running"
@@ -58,7 +58,7 @@ def up(**ports: int | None) -> None:
 @sandbox.command()
 def down() -> None:
     """Stop the servers. Their data stays."""
-    with working("tir sandbox down", doing="stopping the servers"):
+    with working("tir sandbox down"):
         states = processes.stop(SandboxHome.from_environment())
     for state in states.values():
         click.echo(f"{state.server}: {f'stopped (pid {state.pid})' if state.pid else 'was not running'}")
@@ -97,7 +97,7 @@ def reset(yes: bool) -> None:
     home = SandboxHome.from_environment()
     if not yes:
         click.confirm(f"Delete all tables, datasources and logs of the sandbox in {home.root}?", abort=True)
-    with working("tir sandbox reset", doing="deleting data and logs"):
+    with working("tir sandbox reset"):
         states = processes.reset(home)
     click.echo(f"The sandbox in {home.root} is empty now.")
     for state in states.values():
