@@ -149,18 +149,20 @@ def place_label(table: str, name: str | None) -> str:
 def place_of(label: str, tables: Collection[str]) -> tuple[str, str | None]:
     """Return table and slice that a label names, in an extract of these tables."""
     table, between, name = label.partition(_BETWEEN)
-    if not between or table not in tables:
+    if not between or not table or table not in tables:
         table, name = "", label
     return table, None if name == slice_label(NO_SLICE_KEY) else name
 
 
 # The folders of a change set: the keys to replace, their fresh rows, and the rows that the base has of them.
 KEYS, ROWS, BEFORE = "keys", "rows", "before"
+# In it, a folder for each of several tables.
+TABLES = "tables"
 
 
 def table_folder(folder: Path, table: str) -> Path:
     """Return where these folders of a table are; those of an extract of one table are in the change set's own."""
-    return folder / "tables" / table if table else folder
+    return folder / TABLES / table if table else folder
 
 
 def parts_of(folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from tir_dagster.changes.change_set import TABLES
 from tir_dagster.errors import TirError
 from tir_dagster.files import need_space, private_folder, replaced_file
 from tir_dagster.refresh.state.objects import (
@@ -285,7 +286,7 @@ class Mirror:
             )
         try:
             known = self._known_files()
-            for file in [file for path in paths for file in _files_below(path)]:
+            for file in [file for path in paths for file in _files_below(path, self.folder)]:
                 name = self._name(file)
                 if _is_text(name):
                     texts[name] = _text(file)
@@ -408,11 +409,11 @@ class Mirror:
 
     def _copy_down(self, state: _State) -> None:
         for folder in [path for kind in _WHOLE for path in (self.folder / kind).glob("[!.]*") if path.is_dir()]:
-            here = {self._name(file): _text(file) for file in _files_below(folder) if _is_text(file.name)}
+            here = {self._name(file): _text(file) for file in _files_below(folder, self.folder) if _is_text(file.name)}
             name = self._name(folder)
             if not here or here != {other: text for other, text in state.texts.items() if _below(other, name)}:
                 shutil.rmtree(folder, ignore_errors=True)
-        for path in _files_below(self.folder):
+        for path in _files_below(self.folder, self.folder):
             name = self._name(path)
             if _is_text(name) and name not in state.texts and not _below(name, _HISTORY):
                 path.unlink(missing_ok=True)
@@ -544,12 +545,14 @@ def _is_text(name: str) -> bool:
     return name.endswith(".json") and not _below(name, _HISTORY)
 
 
-def _files_below(path: Path) -> Iterator[Path]:
-    """Yield the shared files below a path, without unfinished and scratch files."""
+def _files_below(path: Path, unit: Path) -> Iterator[Path]:
+    """Yield the shared files below a path of a unit, without unfinished and scratch files."""
     if path.is_dir():
+        # Tables of an extract have any names, such as `plan` or `leases`.
+        is_of_tables = path != unit and path.name == TABLES
         for inner in sorted(path.iterdir()):
-            if _is_shared(inner.name):
-                yield from _files_below(inner)
+            if is_of_tables or _is_shared(inner.name):
+                yield from _files_below(inner, unit)
     elif path.is_file():
         yield path
 

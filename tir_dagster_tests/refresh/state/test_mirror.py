@@ -14,6 +14,7 @@ import pytest
 
 from tir_dagster.alerts.problems import AlertState
 from tir_dagster.alerts.storage import AlertStorage, BusyError
+from tir_dagster.changes.change_set import table_folder
 from tir_dagster.errors import TirError
 from tir_dagster.orchestration.io_managers import StateFolder
 from tir_dagster.refresh.state.call_budget import BudgetSpentError, CallBudget
@@ -28,7 +29,7 @@ from tir_dagster.tableau.access import TableauAccess, TableauToken
 from tir_dagster.tableau.calls import Budget
 from tir_dagster_tests.alerts.reports import failed
 from tir_dagster_tests.conftest import Sandbox
-from tir_dagster_tests.refresh.state.staged import staged
+from tir_dagster_tests.refresh.state.staged import a_change_set, staged
 from tir_dagster_tests.refresh.state.workers import Bucket
 
 NOW = datetime(2026, 11, 18, tzinfo=UTC)
@@ -130,6 +131,20 @@ def test_what_one_worker_commits_the_other_one_goes_on_with(shared: Shared):
         assert [version.extract.read_text() for version in shared.first.versions.versions()] == ["two"]
         assert not (shared.first.folder / "versions" / "v00000001").exists()
     assert shared.files() == {"extract.hyper", "shell.tdsx"}, "what is not needed any more is not kept"
+
+
+def test_the_files_of_a_table_are_shared_whatever_its_name(shared: Shared):
+    names = ("plan", "leases", "work")
+    with shared.first.lease(), shared.first.change_sets.staging("c1") as folder:
+        for name in names:
+            keys = table_folder(folder, name) / "keys"
+            keys.mkdir(parents=True)
+            (keys / "part-0.parquet").write_text(name)
+        shared.first.change_sets.commit(a_change_set("c1"), folder)
+    with shared.second.lease():
+        (_,) = shared.second.change_sets.pending()
+        for name in names:
+            assert [file.read_text() for file in shared.second.change_sets.keys("c1", name)] == [name]
 
 
 def test_what_was_replaced_is_uploaded_once_and_pruned_by_its_age(shared: Shared, tmp_path: Path):
