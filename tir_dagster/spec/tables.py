@@ -261,10 +261,10 @@ def tables_problems(
     """Yield what is wrong between the tables of an extract; a delivery that copies nothing needs no keys and relationships."""
     if len(tables) == 1:
         yield "tables", "one table needs no `tables`: give its `source` or `query`, and its keys, in the extract itself"
-    names: dict[str, str] = {}
+    names: dict[str, ExtractTable] = {}
     for at, table in enumerate(tables):
-        if (first := names.setdefault(table.name.casefold(), table.name)) is not table.name:
-            yield f"tables[{at}].name", f"a second table is named {first}; names are unique, whatever their case"
+        if (first := names.setdefault(table.name.casefold(), table)) is not table:
+            yield f"tables[{at}].name", f"a second table is named {first.name}; names are unique, whatever their case"
         if needs_keys and table.lacks_key:
             yield f"tables[{at}].row_key", f"{table.name}: {KEY_NEEDED.replace('the extract', 'the table')}"
     mains = [(at, table) for at, table in enumerate(tables) if table.main]

@@ -100,6 +100,7 @@ FIRST, SECOND = GOOD["relationships"]
             table(0, name="orders"),
             ".tables[1].name: a second table is named orders; names are unique, whatever their case.",
         ),
+        (table(0, name="ORDERS"), ".tables[1].name: a second table is named ORDERS; names are unique"),
         (table(0, name="a/b"), ".tables[0].name: begin with a letter, then letters, digits"),
         (table(0, source="nonsense"), ".tables[0].source: give the table as DATABASE.SCHEMA.TABLE"),
         (table(0, rowkey="ID"), ".tables[0].rowkey: unknown field; did you mean `row_key`?"),
