@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tir_dagster.hyper.engine import connect, quoted, unbroken
-from tir_dagster.hyper.hyperfile import TableId
+from tir_dagster.hyper.hyperfile import TableId, describe
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ def count_repeated(path: Path, reference: Reference) -> int:
 
 def count_without_partner(path: Path, reference: Reference) -> int:
     """Return how many rows have a value that no referred row has."""
+    # Texts of two collations, such as people's files have, are compared as the source compares them.
+    tables = (describe(path, reference.table), describe(path, reference.refers_to))
+    left, right = ({column.name: column.comparable for column in table.columns} for table in tables)
     pairs = list(zip(reference.columns, reference.referred, strict=True))
-    same = " AND ".join(f"r.{quoted(there)} = t.{quoted(here)}" for here, there in pairs)
+    same = " AND ".join(f"r.{right[there]} = t.{left[here]}" for here, there in pairs)
     is_set = " AND ".join(f"t.{quoted(here)} IS NOT NULL" for here, _ in pairs)
     partner = f"SELECT 1 FROM {quoted(*reference.refers_to)} AS r WHERE {same}"
     return _count(
