@@ -106,7 +106,7 @@ soak: setup $(CLASSES) ## REFRESHES=500 refreshes of one extract, in which nothi
 	$(WITH_JAVA) TIR_LONG=all $(BIN)/python -m pytest tir_dagster_tests/docs tir_dagster_tests/test_distribution.py
 	@echo "soak: $(REFRESHES) refreshes and all long forms of the tests ran to their end, and all is well"
 
-example: setup ## play an example on the sandbox: NAME=dbt, orders, star, hints, teams, audit
+example: setup ## play an example on the sandbox: NAME=dbt, orders, star, entitlements, hints, teams, audit
 	@test -x examples/$(NAME)/run.sh || { echo "There is no example $(NAME). Examples: $$(ls examples/*/run.sh | cut -d/ -f2 | xargs)" >&2; exit 2; }
 	@examples/$(NAME)/run.sh
 
