@@ -316,8 +316,11 @@ class Looked:
         )
 
     def has_tables_of(self, spec: ExtractSpec) -> bool:
-        """Whether what is confirmed has the tables that the spec declares."""
-        return self.confirmed is None or set(self.confirmed.tables) == set(spec.parts)
+        """Whether what is confirmed has the tables that the spec declares, and the same main one."""
+        if self.confirmed is None:
+            return True
+        confirmed = self.confirmed.tables
+        return set(confirmed) == set(spec.parts) and confirmed[0] == spec.main.table
 
 
 @dataclass(frozen=True)

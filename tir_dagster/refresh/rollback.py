@@ -12,9 +12,17 @@ from tir_dagster.errors import DatasourceError, ExtractError, TirError
 from tir_dagster.files import copy_file, need_space
 from tir_dagster.hyper.hyperfile import describe_all
 from tir_dagster.hyper.package.package import read_package
-from tir_dagster.refresh.context import NEEDED_CALLS, Looked, Published, RefreshContext, explaining_lost_lease
+from tir_dagster.refresh.context import (
+    NEEDED_CALLS,
+    Looked,
+    Published,
+    RefreshContext,
+    explaining_lost_lease,
+    shapes_of,
+)
 from tir_dagster.refresh.datasource import look_at_server, server_package
 from tir_dagster.refresh.deliveries.patch import Patch
+from tir_dagster.refresh.deliveries.relationships import check_restored
 from tir_dagster.refresh.deliveries.republish import Republish
 from tir_dagster.refresh.state.change_sets import new_id
 from tir_dagster.refresh.state.hold import Hold
@@ -101,6 +109,11 @@ def plan_rollback(context: RefreshContext, looked: Looked, version_id: str) -> R
             f"{name}: version {version_id} is not kept here. Kept besides the published one: {kept}. `keep.versions` in the spec says "
             f"how many stay; tir revisions {name} lists the server's own revisions."
         )
+    if set(known[version_id].tables) != set(context.spec.parts):
+        raise ExtractError(
+            f"{name}: the spec declares other tables than version {version_id} has. Nothing was touched. Go back to the spec of then and run"
+            f" tir refresh {name}, or fetch what was there with tir revisions {name} --fetch {version_id}."
+        )
     if known[version_id].manifest["fingerprint"] == confirmed.fingerprint:
         raise ExtractError(f"{name}: the datasource shows the rows of version {version_id} already. Nothing to do.")
     return RollbackPlan(known[version_id], confirmed.version, confirmed.rows)
@@ -123,6 +136,8 @@ def make_version(context: RefreshContext, looked: Looked, plan: RollbackPlan) ->
                 f" rows. Fetch what was there with tir revisions {context.spec.name} --fetch {target.id}, or run a full refresh."
             )
         copy_file(target.extract, workspace.extract)
+        if context.spec.tables:
+            check_restored(context.spec, workspace.extract, shapes_of(target), declared=shell is None)
         if shell is not None:
             copy_file(shell, workspace.folder / SHELL)
         change_set = f"{ROLLBACK}{new_id()}"

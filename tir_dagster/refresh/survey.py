@@ -230,8 +230,8 @@ def quiet_moment(
 
     The token is read first; the version is between that reading and a second one, a margin before the second. So it
     shows the changes in the token, and transactions that were open then have ended. A later change can be in the version
-    but not in the token, which costs a look next time; the other way round it would be lost. Nothing else shows when
-    rows changed: LAST_ALTERED of a view does not change with its tables.
+    but not in the token, which is marked then and costs a look next time; the other way round it would be lost. Nothing else shows
+    when rows changed: LAST_ALTERED of a view does not change with its tables.
     """
     token, seen = read_tokens(access, tables)
     if settled is not None and token == settled.token:
@@ -254,11 +254,20 @@ def quiet_moment(
         # By the warehouse's clock, because the version is a time of that clock.
         left = wait - (now.moment - seen.moment).total_seconds()
         if left <= 0:
-            return token, _before(now, MARGIN_SECONDS)
+            return _marked(token, new_token), _before(now, MARGIN_SECONDS)
     raise GuardError(
         f"{spec.name}: {listed_tables(tables)} keeps changing: never quiet for {quiet:g} seconds. Nothing was touched. "
         "Refresh when the load is done, or lower thresholds.quiet_period in the spec."
     )
+
+
+def _marked(token: str, later: str) -> str:
+    """Return the first token; that of a table that changed since is like no other, so the table counts as changed now and next time.
+
+    The version may show that change. If the table counted as unchanged now, the next refresh would look only after the version.
+    """
+    tokens = zip(token.split(","), later.split(","), strict=True)
+    return ",".join(old if old == new else f"{old}+" for old, new in tokens)
 
 
 def read_tokens(access: SnowflakeAccess, tables: Sequence[TableName]) -> tuple[str, SourceVersion]:

@@ -157,8 +157,9 @@ def verify_table(
     """Verify what was replaced in a table (L1), and whole slices in turn (L2); `folder` has its staged files."""
     if change_set.decision == "none" and base is not None:
         # It is as it was.
-        odd = base.manifest["odd_keys"]
-        return VerifiedTable(sums_from_json(base.manifest["content_sums"]), {}, tuple(odd) if odd else None)
+        sums, odd = sums_from_json(base.manifest["content_sums"]), base.manifest["odd_keys"]
+        compared = {name: version for name, version in change_set.verified.items() if name in slice_rows(sums)}
+        return VerifiedTable(sums, compared, tuple(odd) if odd else None)
     sums = verify_content(extract, change_set, base, shape, folder)
     compared = verify_turn(context, extract, change_set, base, relation, shape, sums)
     return VerifiedTable(sums, compared, count_odd_keys(extract, change_set, base, shape))
@@ -300,7 +301,7 @@ def verify_turn(
 
 def last_verified(base: Version | None, change_set: ChangeSet) -> Mapping[str, str]:
     """Return at which source version each slice of the base last equalled the source; a full load knows nothing of it."""
-    return base.manifest.get("verified", {}) if base is not None and change_set.decision == "incremental" else {}
+    return base.manifest.get("verified", {}) if base is not None and change_set.decision != "full" else {}
 
 
 @dataclass(frozen=True)

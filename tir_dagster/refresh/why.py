@@ -111,6 +111,8 @@ def why_key(
     kept = {version.id: version.of(table) for version in context.versions.versions() if table in version.tables}
     for whole in context.history.entries():
         entry = whole.of(table)
+        if entry.change_set is not None and entry.change_set.decision == "none":
+            continue
         change = _change(entry, kept, shape, key)
         is_touched = change.before != () or change.after != ()
         if is_touched and change.kind != "written again":

@@ -227,6 +227,22 @@ def check_references(
     return tuple(warnings)
 
 
+def check_restored(
+    spec: ExtractSpec, extract: Path, shapes: Mapping[str, ExtractShape], *, declared: bool
+) -> tuple[str, ...]:
+    """The same for an older version, which may have been made for other relationships than those of now; return warnings."""
+    check_related_columns(spec, {table: shape.columns for table, shape in shapes.items()})
+    for one in spec.relationships if declared else ():
+        shape = shapes[one.refers_to]
+        referred = {column.name for name in one.columns.values() if (column := _column(shape.columns, name))}
+        if not referred <= shape.not_null:
+            raise GuardError(
+                f"{spec.name}: the version was made when no rows referred to {', '.join(sorted(referred))} of {one.refers_to}, so its file"
+                f" cannot declare {one.label}. Nothing was published. Go back to the relationships of then and run a full refresh."
+            )
+    return check_references(spec, extract, shapes, list(shapes), declared=declared)
+
+
 @contextmanager
 def related_file(context: RefreshContext, version: Version, file: AbstractContextManager[Path]) -> Iterator[Path]:
     """Give the file to publish: for several tables without a document around them, a copy that declares their keys."""
