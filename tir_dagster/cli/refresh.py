@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from tir_dagster.changes.change_set import ChangeSet, slice_label
+from tir_dagster.changes.change_set import ChangeSet, place_label
 from tir_dagster.changes.hints import parse_hints
 from tir_dagster.changes.plan import Mode
 from tir_dagster.changes.relation import relation_of
@@ -193,7 +193,9 @@ class Command:
             return
         outcome.decision = change_set.decision
         outcome.reason = change_set.reason
-        outcome.slices = [slice_label(name) for name in sorted({**change_set.purged, **change_set.appended})]
+        outcome.slices = [
+            place_label(table, name) for table in change_set.tables for name in change_set.of(table).touched
+        ]
         outcome.rows_purged, outcome.rows_appended = change_set.moved
         outcome.source_version = change_set.source_version
         outcome.warn(change_set.warnings)

@@ -77,7 +77,7 @@ def test_a_plan_tells_of_each_table(star: Star):
     assert "found by    diff on" in text
 
     outcome = say("refresh", star.name, "--json")
-    assert (outcome["rows_purged"], outcome["rows_appended"], outcome["slices"]) == (1, 1, [])
+    assert (outcome["rows_purged"], outcome["rows_appended"], outcome["slices"]) == (1, 1, ["CUSTOMERS · all"])
     assert star.published_rows() == star.source_rows()
     assert say("plan", star.name, "--json")["decision"] == "none"
 
@@ -144,5 +144,5 @@ def test_a_wrong_row_is_found_in_its_table_explained_repaired_and_rolled_back(st
 def test_slices_that_are_asked_for_are_those_of_the_main_table(star: Star):
     star.sql("UPDATE SALES SET V = 'without a stamp' WHERE K = 1")
     outcome = say("refresh", star.name, "--slices", "2025-03", "--json")
-    assert (outcome["slices"], outcome["rows_appended"]) == (["2025-03"], 1)
+    assert (outcome["slices"], outcome["rows_appended"]) == (["SALES · 2025-03"], 1)
     assert star.published_rows() == star.source_rows()
