@@ -159,6 +159,10 @@ def build_request(
         context.log(f"{name} was materialized, but its slices are unknown: every row is compared")
     if upstream.unclear:
         hints += [Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()) for relation in relations]
+    elif upstream.slices:
+        # They are slices of the main table: which rows of the others came with them is unknown.
+        others = (relation for relation in relations[1:] if relation.spec.changes.by == "hint")
+        hints += [Hint(relation.table, ChangeType.MIXED_CHANGES, Unknown()) for relation in others]
     for relation in relations:
         hints += _reported(instance, context, relation, news, warn)
     drift = known_drift(instance, keys, confirmed)

@@ -237,7 +237,9 @@ def _load_all(detection: _Detection, *, allow_empty: bool) -> _Differing:
     """Stage all rows; what was compared before is replaced."""
     _remove_found(detection.folder)
     staged = detection.reader.read_all(detection.folder / ROWS)
-    if not allow_empty:
+    was_empty = detection.confirmed is not None and detection.confirmed.rows == 0
+    # One of several tables that was meant to be empty does not stop the others.
+    if not allow_empty and not (detection.surveyed.spec.table and was_empty):
         before = detection.confirmed.rows if detection.confirmed else 0
         check_left(detection.surveyed.spec, before, staged.rows)
     base = detection.base
@@ -354,7 +356,6 @@ def _settled(
     rows = {table: detection.base.rows if detection.base else 0 for table, detection in detections.items()}
     limits: dict[str, Any] = {
         "policy": spec.policy,
-        "delete_share": thresholds.delete_share,
         "full_share": thresholds.full_share,
         "allow_empty": allow_empty,
     }
@@ -364,10 +365,18 @@ def _settled(
             {table: found.difference for table, found in differing.items()},
             rows=rows,
             pending=[table for table, detection in detections.items() if detection.pending],
+            delete_share={table: part.thresholds.delete_share for table, part in spec.parts.items()},
             **limits,
         )
     else:
-        settled = settle_plan(plan, differing[""].difference, rows=rows[""], pending=detections[""].pending, **limits)
+        settled = settle_plan(
+            plan,
+            differing[""].difference,
+            rows=rows[""],
+            pending=detections[""].pending,
+            delete_share=thresholds.delete_share,
+            **limits,
+        )
     warnings = settled.warnings
     for table, found in differing.items():
         part = detections[table].surveyed

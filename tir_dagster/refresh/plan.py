@@ -89,7 +89,15 @@ def _plan_tables(context: RefreshContext, looked: Looked, surveyed: Survey, requ
     whole = Plan(context.spec.name, request.mode, "none")
     if not looked.has_tables_of(context.spec) and looked.datasource_reason is None and request.mode != "full":
         return load_all(replace(whole, parts=parts), Reason.DEFINITION_CHANGED, context.spec.policy)
+    if request.mode != "full" and any(_lies_elsewhere(looked.of(name), surveyed.of(name)) for name in parts):
+        # Somebody published a file with other tables around the same rows.
+        return load_all(replace(whole, parts=parts), Reason.FOREIGN_PUBLISH, context.spec.policy)
     return merge_plans(whole, parts, context.spec.policy)
+
+
+def _lies_elsewhere(looked: Looked, surveyed: Survey) -> bool:
+    """Whether the datasource keeps a table otherwise than our last version does."""
+    return looked.base is not None and shape_of(looked.base).table != surveyed.place
 
 
 def _plan_table(context: RefreshContext, looked: Looked, surveyed: Survey, request: Request) -> Plan:

@@ -81,6 +81,8 @@ class Survey:
     views: frozenset[TableName] = frozenset()
     # Of an extract of several tables: each of them, the main one first, at the same version. The relation above is the main one's.
     parts: Mapping[str, Survey] = field(default_factory=dict)
+    # Where the datasource keeps a table, one of several, in its Hyper file.
+    place: TableId | None = None
 
     def of(self, table: str) -> Survey:
         """Return what is known of this table; an extract of one table is its only part, without a name."""
@@ -352,9 +354,10 @@ def survey(context: RefreshContext, looked: Looked) -> Survey:
             log=context.log,
         )
         if context.spec.tables:
-            check_related_columns(
-                context.spec, {name: surveyed.of(name).relation.columns for name in context.spec.parts}
-            )
+            columns = {name: relation.columns for name, relation in surveyed.relations.items()}
+            check_related_columns(context.spec, columns, declared=any(layout.not_null for layout in layouts.values()))
+            parts = {name: replace(part, place=layouts[name].table) for name, part in surveyed.parts.items()}
+            surveyed = replace(surveyed, parts=parts)
         _check_stored_key(context, looked, surveyed, layouts)
         return surveyed
 

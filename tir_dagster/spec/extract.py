@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
@@ -295,7 +295,9 @@ class ExtractSpec(RowSource, Declaration):
         if not self.tables:
             return {"": self}
         main = next((table for table in self.tables if table.main), self.tables[0])
-        ordered = (main, *(table for table in self.tables if table is not main))
+        # By name: whoever puts them into another order changes nothing.
+        others = (table for table in self.tables if table is not main)
+        ordered = (main, *sorted(others, key=lambda table: table.name))
         return {table.name: TableSpec.of(self, table) for table in ordered}
 
     @property
@@ -389,6 +391,8 @@ class TableSpec(ExtractSpec):
     def of(spec: ExtractSpec, table: ExtractTable) -> TableSpec:
         own = {name: getattr(table, name) for name in _EMPTY}
         shared = {field.name: getattr(spec, field.name) for field in fields(ExtractSpec)}
+        if table.delete_share is not None:
+            shared["thresholds"] = replace(spec.thresholds, delete_share=table.delete_share)
         return TableSpec(**{**shared, **own, "tables": ()}, table_name=table.name)
 
     @property

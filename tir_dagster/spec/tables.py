@@ -209,10 +209,14 @@ class ExtractTable(RowSource, Declaration):
     changes: Changes = Changes()
     main: bool = False
     """The table whose slices are the partitions of the assets; left out, the first one."""
+    delete_share: float | None = None
+    """Stop if more than this share of the table's rows would be removed; left out, `thresholds.delete_share`."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not _TABLE_NAME.fullmatch(self.name):
             yield "name", "begin with a letter, then letters, digits, underscores, hyphens or spaces, at most 100"
+        if self.delete_share is not None and not 0 <= self.delete_share <= 1:
+            yield "delete_share", "give a share between 0 and 1"
         yield from self.source_problems()
 
 

@@ -496,3 +496,31 @@ def stored_rows(star: Star) -> dict[str, Counter[tuple[Any, ...]]]:
 
 def names(table: Any) -> str:
     return ", ".join(column.remote_name for column in table.columns)
+
+
+def test_a_small_table_may_lose_more_of_its_rows_than_others(star: Star):
+    star.sql("DELETE FROM CUSTOMERS WHERE ID = 1")
+    with pytest.raises(GuardError, match="1 of 2 rows of CUSTOMERS would vanish"):
+        star.refresh(allow_empty=False)
+    mapping = star.mapping()
+    for table in mapping["tables"]:
+        if table["name"] == "CUSTOMERS":
+            table["delete_share"] = 0.9
+    star.refresher = refresher_of(star, mapping)
+    star.refresh(allow_empty=False)
+    assert moved(star)["CUSTOMERS"] == (1, 0)
+
+
+def test_a_table_that_was_meant_to_be_empty_does_not_stop_a_full_load(star: Star):
+    star.sql("DELETE FROM ENTITLEMENTS")
+    star.refresh()
+    star.sql("UPDATE SALES SET V = 'again'")
+    star.refresh("full", allow_empty=False)
+    assert star.published_rows() == star.source_rows()
+
+
+def test_tables_in_another_order_change_nothing(star: Star):
+    mapping = star.mapping()
+    mapping["tables"] = mapping["tables"][::-1]
+    star.refresher = refresher_of(star, mapping)
+    assert star.refresh().decision == "none"

@@ -36,9 +36,15 @@ def read(text: str) -> Any:
 def document(value: Any) -> dict[str, Any]:
     """The spec file that an example means: whole, one extract of a component, or some fields of an extract."""
     if set(value) <= {"extracts", "loads"}:
-        extracts = [LEFT_OUT | extract if "query" not in extract else extract for extract in value.get("extracts", [])]
+        extracts = [
+            extract if {"query", "tables"} & extract.keys() else LEFT_OUT | extract
+            for extract in value.get("extracts", [])
+        ]
         return value | ({"extracts": extracts} if extracts else {})
-    return {"extracts": [LEFT_OUT | value.get("attributes", value)]}
+    fields = value.get("attributes", value)
+    # Several tables have their own sources.
+    left_out = {name: LEFT_OUT[name] for name in ("name", "datasource")} if "tables" in fields else LEFT_OUT
+    return {"extracts": [left_out | fields]}
 
 
 def examples() -> list[Any]:

@@ -65,8 +65,11 @@ def check_declarable(spec: ExtractSpec) -> None:
         )
 
 
-def check_related_columns(spec: ExtractSpec, columns: Mapping[str, Sequence[Column]]) -> None:
-    """Raise if a relationship names a column that its table does not show, or relates columns of different types."""
+def check_related_columns(spec: ExtractSpec, columns: Mapping[str, Sequence[Column]], *, declared: bool = True) -> None:
+    """Raise if a relationship names a column that its table does not show, or relates columns of different types.
+
+    Types count where keys are `declared` in the file; in a datasource that people built, Tableau has taken them.
+    """
     problems = []
     for at, one in enumerate(spec.relationships):
         for here, there in one.columns.items():
@@ -77,7 +80,7 @@ def check_related_columns(spec: ExtractSpec, columns: Mapping[str, Sequence[Colu
                     problems.append(
                         f"relationships[{at}].columns names {name}, which {table} does not have. It has {names}"
                     )
-            if left is not None and right is not None and left.hyper != right.hyper:
+            if declared and left is not None and right is not None and left.hyper != right.hyper:
                 problems.append(
                     f"relationships[{at}].columns relates {one.table}.{left.name} ({left.hyper}) to {one.refers_to}.{right.name} "
                     f"({right.hyper}): Tableau relates columns of one type. Cast one of them in a `query`"
