@@ -245,7 +245,7 @@ def plan_refresh(situation: Situation) -> Plan:
         warnings = () if table_replaced else (VIEW_REPLACED,)
     if reason is Reason.RETENTION_EXCEEDED:
         warnings = (VIEW_UNSEEN,)
-    return _full(replace(plan, warnings=warnings), reason, situation.policy)
+    return load_all(replace(plan, warnings=warnings), reason, situation.policy)
 
 
 def settle_plan(
@@ -273,7 +273,7 @@ def settle_plan(
         return replace(settled, decision="none")
     if rows and max(purged, appended) > full_share * rows:
         # Under incremental_only a large change is still right, only slow.
-        return settled if policy == "incremental_only" else _full(settled, Reason.COST_THRESHOLD, policy)
+        return settled if policy == "incremental_only" else load_all(settled, Reason.COST_THRESHOLD, policy)
     return settled
 
 
@@ -287,7 +287,7 @@ def merge_plans(whole: Plan, parts: Mapping[str, Plan], policy: str) -> Plan:
     )
     full = next((part.reason for part in parts.values() if part.decision == "full"), None)
     if full is not None:
-        return _full(merged, full, policy)
+        return load_all(merged, full, policy)
     if all(part.decision == "none" for part in parts.values()):
         return replace(merged, decision="none")
     main = next(iter(parts.values()))
@@ -335,7 +335,7 @@ def settle_tables(
     settled = merge_plans(plan, parts, policy)
     moved = max(settled.purged or 0, settled.appended or 0)
     if settled.decision == "incremental" and moved > full_share * sum(rows.values()) > 0:
-        return settled if policy == "incremental_only" else _full(settled, Reason.COST_THRESHOLD, policy)
+        return settled if policy == "incremental_only" else load_all(settled, Reason.COST_THRESHOLD, policy)
     return settled
 
 
@@ -403,16 +403,12 @@ def _full_reason(situation: Situation) -> Reason | None:
     return Reason.NONDETERMINISTIC_VIEW if situation.opaque and not idle else situation.due_reason
 
 
-def _full(plan: Plan, reason: Reason, policy: str) -> Plan:
+def load_all(plan: Plan, reason: Reason, policy: str) -> Plan:
+    """Return the plan of a full refresh for this reason; raise if the policy forbids it."""
     if policy == "incremental_only" and reason not in (Reason.FIRST_LOAD, Reason.REQUESTED):
         raise TirError(
             f"{plan.extract}: a full refresh is needed, because {reason.value} ({reason.name}), and the policy is "
             "incremental_only. Nothing was touched. Run tir refresh --full, or set policy: auto."
         )
-    parts = {name: _full(part, reason, "auto") for name, part in plan.parts.items()}
+    parts = {name: load_all(part, reason, "auto") for name, part in plan.parts.items()}
     return replace(plan, decision="full", reason=reason, slices=(), keys=None, purged=None, appended=None, parts=parts)
-
-
-def load_all(plan: Plan, reason: Reason, policy: str) -> Plan:
-    """Return the plan of a full refresh for this reason; raise if the policy forbids it."""
-    return _full(plan, reason, policy)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tir_dagster.changes.change_set import KEYS, ROWS, ChangeSet, parts_of, table_folder
 from tir_dagster.hyper.casts import Loaded
 from tir_dagster.hyper.hyperfile import TableId
-from tir_dagster.hyper.purge import Applied, Since, TableChange, by_key, by_slice, key_condition, replace_rows
+from tir_dagster.hyper.purge import Since, TableChange, by_key, by_slice, key_condition
 from tir_dagster.hyper.slices import SliceRanges, SliceValues
 from tir_dagster.snowflake.columns import Column
 from tir_dagster.snowflake.slices import SliceBy, slice_range
@@ -89,8 +89,3 @@ def replaced_rows(change_set: ChangeSet, folder: Path, shape: ExtractShape) -> C
 def staged_keys(folder: Path) -> list[Path]:
     """The files with a change set's keys."""
     return parts_of(folder / KEYS)
-
-
-def replace_change(base: Path, target: Path, change_set: ChangeSet, folder: Path, shape: ExtractShape) -> Applied:
-    """Write a copy of the extract of one table with the change set's keys, or slices, replaced."""
-    return replace_rows(base, target, [StagedChange(change_set, folder, shape).as_rows()])[0]

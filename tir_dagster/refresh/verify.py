@@ -57,19 +57,20 @@ def verify_replaced(extract: Path, change_set: ChangeSet, folder: Path, shape: E
         sums = comparison.sums()
     if wrong:
         many = f"more than {_MOST_NAMED}" if len(wrong) > _MOST_NAMED else str(len(wrong))
-        raise _not_as_read(change_set, f", of {many} keys")
+        raise _not_as_read(change_set, shape, f", of {many} keys")
     return sums
 
 
-def verify_loaded(sums: Prints, change_set: ChangeSet) -> None:
+def verify_loaded(sums: Prints, change_set: ChangeSet, shape: ExtractShape) -> None:
     """Raise unless a file that was loaded anew has as many rows in each slice as were read (L1)."""
     if slice_rows(sums) != {name: count for name, count in change_set.appended.items() if count}:
-        raise _not_as_read(change_set, "")
+        raise _not_as_read(change_set, shape, "")
 
 
-def _not_as_read(change_set: ChangeSet, what: str) -> VerificationError:
+def _not_as_read(change_set: ChangeSet, shape: ExtractShape, what: str) -> VerificationError:
+    where = f" in its table {shape.table[1]}" if shape.table else ""
     return VerificationError(
-        f"{change_set.extract}: the new extract does not hold the rows that were read{what}. Nothing was published. "
+        f"{change_set.extract}: the new extract does not hold{where} the rows that were read{what}. Nothing was published. "
         "Run the refresh again; if that differs too, report it.",
         check=EQUALS_SOURCE,
     )
@@ -171,7 +172,7 @@ def verify_content(
     """Verify what was replaced (L1); return the sums of the whole content, brought forward from the base's."""
     if change_set.decision == "full" or base is None:
         sums = content_sums(extract, shape)
-        verify_loaded(sums, change_set)
+        verify_loaded(sums, change_set, shape)
         moved(rows=sum(slice_rows(sums).values()))
         return sums
     appended = verify_replaced(extract, change_set, folder, shape)

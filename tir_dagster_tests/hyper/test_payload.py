@@ -33,10 +33,11 @@ from tir_dagster.hyper.payload import (
     with_key_column,
     write_payloads,
 )
-from tir_dagster.hyper.replace import ExtractShape, StagedChange, replace_change
+from tir_dagster.hyper.replace import ExtractShape, StagedChange
 from tir_dagster.snowflake.columns import Kind
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import bag, columns_of, run, stage
+from tir_dagster_tests.hyper.replacing import replace_change
 
 LARGE = 1 << 30
 PLAIN = (Kind.TEXT, Kind.INTEGER, Kind.DECIMAL, Kind.BOOLEAN, Kind.DATE, Kind.TIMESTAMP)

@@ -269,7 +269,7 @@ def test_a_file_that_does_not_hold_what_was_read_is_named_with_its_table(star: S
 
     monkeypatch.setattr(stage, "fill_extract", spoilt)
     star.act(("customer", "1", "'renamed'"))
-    with pytest.raises(VerificationError, match="does not hold the rows that were read"):
+    with pytest.raises(VerificationError, match="does not hold in its table CUSTOMERS the rows that were read"):
         star.refresh()
 
 

@@ -27,12 +27,13 @@ from tir_dagster.hyper.content import (
     sums_to_json,
 )
 from tir_dagster.hyper.hyperfile import create_extract, odd_keys
-from tir_dagster.hyper.replace import ExtractShape, replace_change, replaced_rows
+from tir_dagster.hyper.replace import ExtractShape, replaced_rows
 from tir_dagster.refresh.context import shape_to_json
 from tir_dagster.refresh.state.versions import Version
 from tir_dagster.refresh.verify import count_odd_keys, slices_in_turn, verify_content, verify_loaded, verify_replaced
 from tir_dagster.snowflake.slices import SliceBy
 from tir_dagster_tests.hyper.helpers import columns_of, run, stage
+from tir_dagster_tests.hyper.replacing import replace_change
 
 COLUMNS = columns_of({"ID": "NUMBER(38,0)", "DAY": "DATE", "NAME": "VARCHAR"})
 KEYED = ExtractShape(COLUMNS, ("ID",), SliceBy("DAY", "month"))
@@ -134,7 +135,7 @@ def test_a_file_that_was_loaded_anew_has_the_rows_that_were_read(tmp_path: Path)
     sums = content_sums(base, KEYED)
 
     with pytest.raises(VerificationError, match="does not hold the rows that were read"):
-        verify_loaded(sums, change_set)
+        verify_loaded(sums, change_set, KEYED)
 
 
 def test_what_the_detection_has_summed_up_is_not_read_again(tmp_path: Path):
